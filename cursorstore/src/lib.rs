@@ -1,0 +1,16 @@
+//! Where training stands in its data: positions, extents, windows, cursors, and the states that a run resumes from.
+//!
+//! Pure values without I/O. The feeder builds windows from topics and moves cursors; Python stores states in checkpoints.
+//! Everything here is exact arithmetic on counts: nothing is estimated, and nothing is accepted that does not add up.
+
+#![forbid(unsafe_code)]
+
+pub mod position;
+
+pub mod window;
+
+pub mod state;
+
+pub use position::{Incarnation, TopicName};
+pub use state::{Cursor, PlanKey, State, StateError};
+pub use window::{Extent, ExtentRange, Window, WindowList};

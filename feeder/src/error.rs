@@ -1,0 +1,197 @@
+//! The error that callers of this crate see: a coarse kind that says what can be done, a message, and the cause.
+//!
+//! Inside, each part has its own error enum; they meet here. The message is for people (lower case, values at the end),
+//! the kind for programs (Python exception class, exit code), `hint` is the next step shown by the command line.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+/// What a caller can do about an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// An argument, a name or a setting is wrong: change it.
+    Invalid,
+    /// The topic, file or column asked for does not exist.
+    NotFound,
+    /// The thing to be made is there already.
+    Exists,
+    /// The system refuses access.
+    Permission,
+    /// Somebody else holds it: a topic open for writing elsewhere.
+    Busy,
+    /// Data on disk are damaged; the message names file, block and offset.
+    Corrupt,
+    /// A state does not belong to this topic, plan or batch.
+    StateMismatch,
+    /// Data that a state or a version needs is no longer retained.
+    NotRetained,
+    /// No room: disk full, memory limit.
+    NoSpace,
+    /// Too slow: a time-out passed.
+    Timeout,
+    /// The loader or writer is closed, or belongs to another process.
+    Closed,
+    /// A read or write failed.
+    Io,
+}
+
+impl ErrorKind {
+    /// The exit code of the command line for this kind; documented in `forebay --help`.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::Invalid => 2,
+            Self::NotFound => 3,
+            Self::Exists => 4,
+            Self::Permission => 5,
+            Self::Busy => 6,
+            Self::Corrupt => 7,
+            Self::StateMismatch => 8,
+            Self::NotRetained => 9,
+            Self::NoSpace => 10,
+            Self::Timeout => 11,
+            Self::Closed => 12,
+            Self::Io => 13,
+        }
+    }
+}
+
+/// Result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Error {
+    kind: ErrorKind,
+    message: String,
+    hint: Option<String>,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl Error {
+    /// An error of `kind`; `message` is lower case without a full stop, values as `key=value` at the end.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), hint: None, source: None }
+    }
+
+    /// An error of kind [`ErrorKind::Invalid`].
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Invalid, message)
+    }
+
+    /// An error of kind [`ErrorKind::Corrupt`].
+    pub fn corrupt(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Corrupt, message)
+    }
+
+    /// A failed system call while doing `what`; the kind comes from the code.
+    pub fn io(what: impl Into<String>, source: std::io::Error) -> Self {
+        use std::io::ErrorKind as Io;
+        let kind = match source.kind() {
+            Io::NotFound => ErrorKind::NotFound,
+            Io::PermissionDenied | Io::ReadOnlyFilesystem => ErrorKind::Permission,
+            Io::AlreadyExists => ErrorKind::Exists,
+            Io::StorageFull | Io::QuotaExceeded | Io::FileTooLarge | Io::OutOfMemory => ErrorKind::NoSpace,
+            Io::TimedOut => ErrorKind::Timeout,
+            _ => ErrorKind::Io,
+        };
+        Self::new(kind, what).with_source(source)
+    }
+
+    /// Adds the next step for the user, shown as `try: ...`.
+    #[must_use]
+    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// Chains the cause.
+    #[must_use]
+    pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// The coarse kind.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// The next step for the user, if there is one to name.
+    pub fn hint(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+
+    /// Message and causes in one line, as Python and the command line show them.
+    pub fn report(&self) -> String {
+        let mut text = self.message.clone();
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            let next = error.to_string();
+            if !text.contains(&next) {
+                text.push_str(": ");
+                text.push_str(&next);
+            }
+            cause = error.source();
+        }
+        text
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_ref().map(|source| source.as_ref() as _)
+    }
+}
+
+/// The name in `allowed` that `given` was probably meant to be: at most two edits away, or the same but for case.
+pub fn nearest<'a>(given: &str, allowed: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let given = given.to_lowercase();
+    allowed
+        .into_iter()
+        .map(|name| (edits(&given, &name.to_lowercase()), name))
+        .filter(|(distance, name)| *distance <= 2.min(name.len().saturating_sub(1)))
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, name)| name)
+}
+
+/// Levenshtein distance.
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let best = (diagonal + usize::from(x != *y)).min(row[j] + 1).min(row[j + 1] + 1);
+            diagonal = std::mem::replace(&mut row[j + 1], best);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_chains_causes_once() {
+        let io = std::io::Error::other("disk on fire");
+        let error = Error::io("cannot read segment: path=a", io).with_hint("look at the disk");
+        assert_eq!(error.kind(), ErrorKind::Io);
+        assert_eq!(error.report(), "cannot read segment: path=a: disk on fire");
+    }
+
+    #[test]
+    fn nearest_names_are_near() {
+        assert_eq!(nearest("imgae", ["id", "image"]), Some("image"));
+        assert_eq!(nearest("ID", ["id", "image"]), Some("id"));
+        assert_eq!(nearest("zebra", ["id", "image"]), None);
+    }
+}
