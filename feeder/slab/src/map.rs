@@ -1,0 +1,229 @@
+//! The slab's memory: a sealed memfd and its mapping. The only unsafe code of the crate's library.
+//!
+//! Sealed against shrinking, so that no peer can turn a read into SIGBUS; against growing and further seals, so that what
+//! was checked stays true. It has no name and is gone with its last descriptor and mapping, however its users die.
+//!
+//! Words that both sides change are reached as atomics only. Slot memory is handed out as plain addresses: who may touch
+//! a slot when is the hand-off's matter.
+
+use std::ffi::c_void;
+use std::io;
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
+use nix::sys::stat::fstat;
+use nix::unistd::ftruncate;
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use crate::error::SlabError;
+use crate::layout::PAGE_BYTES;
+use crate::sync::{AtomicU64, ENTRY_WORDS, Entry};
+
+/// What it is called in `/proc/self/maps`.
+const NAME: &str = "forebay-slab";
+
+const ADDRESS_SPACE: &str = "the limit on address space (ulimit -v)";
+const MEMORY: &str = "the kernel";
+
+/// A mapped memfd; see the module.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    start: NonNull<u8>,
+    bytes: usize,
+    fd: OwnedFd,
+}
+
+// SAFETY: the mapping belongs to this value and lives as long as it does; shared words are reached through atomics, slot
+// memory only as raw addresses.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; no method hands out a non-atomic reference into the mapping.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Fresh memory of `bytes`, zeroed, present and sealed.
+    pub(crate) fn create(bytes: usize) -> Result<Self, SlabError> {
+        let fd = memfd().map_err(|source| os("memfd_create", bytes, source))?;
+        ftruncate(&fd, bytes as i64).map_err(|errno| no_room_or("ftruncate", bytes, errno))?;
+        let mapping = Self::map(fd, bytes)?;
+        mapping.make_present()?;
+        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+        fcntl(&mapping.fd, FcntlArg::F_ADD_SEALS(seals)).map_err(|errno| os("sealing", bytes, errno))?;
+        Ok(mapping)
+    }
+
+    /// Maps memory that somebody else made, if it is sealed; its size is between `least_bytes` and `most_bytes`.
+    pub(crate) fn adopt(fd: OwnedFd, least_bytes: usize, most_bytes: u64) -> Result<Self, SlabError> {
+        let wanted = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+        // A file that cannot be sealed at all answers with an error.
+        let seals = fcntl(&fd, FcntlArg::F_GET_SEALS).unwrap_or(0);
+        if !SealFlag::from_bits_retain(seals).contains(wanted) {
+            return Err(SlabError::NotSealed { seals });
+        }
+        let stat = fstat(&fd).map_err(|errno| os("fstat", 0, errno))?;
+        let file_bytes = u64::try_from(stat.st_size).unwrap_or(0);
+        let wrong_size = SlabError::Size { file_bytes, header_bytes: least_bytes as u64 };
+        if file_bytes < least_bytes as u64 || file_bytes > most_bytes {
+            return Err(wrong_size);
+        }
+        let bytes = usize::try_from(file_bytes).map_err(|_| wrong_size)?;
+        let mapping = Self::map(fd, bytes)?;
+        // The pages are there already; only this process's page table is filled now instead of at each first touch.
+        let _ = mapping.populate();
+        Ok(mapping)
+    }
+
+    /// The memfd.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Bytes mapped.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The address of `len` bytes from `offset` on.
+    pub(crate) fn address(&self, offset: usize, len: usize) -> *mut u8 {
+        assert!(offset <= self.bytes && len <= self.bytes - offset, "offset={offset} len={len} bytes={}", self.bytes);
+        // SAFETY: the offset was just checked to lie inside the mapping.
+        unsafe { self.start.as_ptr().add(offset) }
+    }
+
+    /// The atomic words from `offset` on.
+    pub(crate) fn words(&self, offset: usize, count: usize) -> &[AtomicU64] {
+        let address = self.address(offset, count * size_of::<AtomicU64>());
+        assert!(offset.is_multiple_of(align_of::<AtomicU64>()), "offset={offset}");
+        // SAFETY: in bounds, aligned (the mapping begins on a page), initialised (the kernel's zeros at least), alive as
+        // long as `self`; this memory is never reached but through atomics. Any bits are a valid AtomicU64.
+        unsafe { std::slice::from_raw_parts(address.cast::<AtomicU64>(), count) }
+    }
+
+    /// The descriptors from `offset` on.
+    pub(crate) fn entries(&self, offset: usize, count: usize) -> &[Entry] {
+        self.words(offset, count * ENTRY_WORDS).as_chunks::<ENTRY_WORDS>().0
+    }
+
+    fn map(fd: OwnedFd, bytes: usize) -> Result<Self, SlabError> {
+        let length = NonZeroUsize::new(bytes).ok_or(SlabError::Size { file_bytes: 0, header_bytes: 1 })?;
+        // SAFETY: a new mapping at an address that the kernel chooses touches nothing that exists.
+        let mapped =
+            unsafe { mmap(None, length, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED, &fd, 0) };
+        match mapped {
+            Ok(start) => Ok(Self { start: start.cast(), bytes, fd }),
+            Err(Errno::ENOMEM) => {
+                let needed_bytes = bytes as u64;
+                Err(SlabError::NoRoom { needed_bytes, available_bytes: None, limit: ADDRESS_SPACE })
+            }
+            Err(errno) => Err(os("mmap", bytes, errno)),
+        }
+    }
+
+    /// Makes every page present now: at its first use each one costs a fault, and a missing one would be SIGBUS.
+    fn make_present(&self) -> Result<(), SlabError> {
+        match self.populate() {
+            Ok(()) => Ok(()),
+            // Kernels before 5.14 and some sandboxes do not know the advice. Reserve first, so that touching cannot fail.
+            Err(Errno::EINVAL | Errno::ENOSYS | Errno::EPERM | Errno::EOPNOTSUPP) => self.reserve_and_touch(),
+            Err(errno) => Err(no_room_or("pre-faulting", self.bytes, errno)),
+        }
+    }
+
+    fn populate(&self) -> Result<(), Errno> {
+        // SAFETY: exactly this mapping; populating changes no contents.
+        unsafe { madvise(self.start.cast::<c_void>(), self.bytes, MmapAdvise::MADV_POPULATE_WRITE) }
+    }
+
+    fn reserve_and_touch(&self) -> Result<(), SlabError> {
+        match fallocate(&self.fd, FallocateFlags::empty(), 0, self.bytes as i64) {
+            Ok(()) | Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => {}
+            Err(errno) => return Err(no_room_or("fallocate", self.bytes, errno)),
+        }
+        for offset in (0..self.bytes).step_by(PAGE_BYTES) {
+            let address = self.address(offset, 1);
+            // SAFETY: inside the mapping, which nobody else has yet; volatile, since only the touch matters.
+            unsafe { address.write_volatile(0) };
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map` with these numbers, and no reference into it outlives this value.
+        let unmapped = unsafe { munmap(self.start.cast::<c_void>(), self.bytes) };
+        debug_assert_eq!(unmapped, Ok(()));
+    }
+}
+
+fn memfd() -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    // Hardened systems demand that memory be marked as not executable; kernels before 6.3 do not know the mark.
+    match memfd_create(NAME, flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(rustix::io::Errno::INVAL) => Ok(memfd_create(NAME, flags)?),
+        made => Ok(made?),
+    }
+}
+
+fn os(call: &'static str, bytes: usize, source: impl Into<io::Error>) -> SlabError {
+    SlabError::Os { call, bytes: bytes as u64, source: source.into() }
+}
+
+/// Different places of the kernel tell in different words that there is no memory.
+fn no_room_or(call: &'static str, bytes: usize, errno: Errno) -> SlabError {
+    match errno {
+        Errno::ENOMEM | Errno::ENOSPC | Errno::EFBIG | Errno::EFAULT => {
+            SlabError::NoRoom { needed_bytes: bytes as u64, available_bytes: None, limit: MEMORY }
+        }
+        errno => os(call, bytes, errno),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+
+    #[test]
+    fn fresh_memory_is_present_sealed_and_nameless() {
+        let mapping = Mapping::create(64 * PAGE_BYTES).unwrap();
+        let stat = fstat(mapping.fd()).unwrap();
+        assert_eq!(stat.st_size as usize, 64 * PAGE_BYTES);
+        assert_eq!(stat.st_blocks as usize * 512, 64 * PAGE_BYTES);
+        assert_eq!(stat.st_nlink, 0);
+        for bytes in [0, 63 * PAGE_BYTES as i64, 65 * PAGE_BYTES as i64] {
+            assert_eq!(ftruncate(mapping.fd(), bytes), Err(Errno::EPERM));
+        }
+        assert_eq!(fcntl(mapping.fd(), FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_WRITE)), Err(Errno::EPERM));
+    }
+
+    #[test]
+    fn touching_is_as_good_as_the_advice() {
+        let fd = memfd().unwrap();
+        ftruncate(&fd, 32 * PAGE_BYTES as i64).unwrap();
+        let mapping = Mapping::map(fd, 32 * PAGE_BYTES).unwrap();
+        assert_eq!(fstat(mapping.fd()).unwrap().st_blocks, 0);
+        mapping.reserve_and_touch().unwrap();
+        assert_eq!(fstat(mapping.fd()).unwrap().st_blocks as usize * 512, 32 * PAGE_BYTES);
+    }
+
+    #[test]
+    fn a_second_mapping_sees_the_first() {
+        let first = Mapping::create(PAGE_BYTES).unwrap();
+        let second = Mapping::adopt(first.fd().try_clone_to_owned().unwrap(), PAGE_BYTES, 1 << 20).unwrap();
+        assert_ne!(first.address(0, 1), second.address(0, 1));
+        first.words(64, 2)[1].store(42, Ordering::Release);
+        assert_eq!(second.words(72, 1)[0].load(Ordering::Acquire), 42);
+        assert_eq!(second.entries(64, 2)[0][1].load(Ordering::Acquire), 42);
+    }
+
+    #[test]
+    #[should_panic(expected = "offset=4088 len=16")]
+    fn words_beyond_the_end_are_a_bug() {
+        Mapping::create(PAGE_BYTES).unwrap().words(PAGE_BYTES - 8, 2);
+    }
+}

@@ -1,0 +1,159 @@
+//! Whether there is room for a slab before any of it is touched.
+//!
+//! Too large a slab must be refused with numbers. Left to the kernel it would be found out page by page, and end in the
+//! out-of-memory killer or SIGBUS instead of an error. Asked are: the machine's available memory, the memory limits of
+//! this process's control group and all its parents (version 1 and 2), and the limit on file sizes, which for a memfd
+//! comes as a signal. What cannot be read does not limit.
+
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
+
+use crate::error::SlabError;
+
+/// Names of the limits, as messages show them.
+const MEMORY: &str = "the machine's available memory";
+const CGROUP: &str = "the memory limit of the control group";
+const FILE_SIZE: &str = "the limit on file sizes (ulimit -f)";
+
+/// The file names of one version of control groups.
+struct CgroupFiles {
+    mount: &'static str,
+    max: &'static str,
+    used: &'static str,
+    /// What the kernel would give back under pressure, as lines of `memory.stat`.
+    reclaimable: [&'static str; 2],
+}
+
+const V2: CgroupFiles = CgroupFiles {
+    mount: "/sys/fs/cgroup",
+    max: "memory.max",
+    used: "memory.current",
+    reclaimable: ["active_file", "inactive_file"],
+};
+
+const V1: CgroupFiles = CgroupFiles {
+    mount: "/sys/fs/cgroup/memory",
+    max: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    reclaimable: ["total_active_file", "total_inactive_file"],
+};
+
+/// Refuses a slab of `needed_bytes` that this process cannot have.
+pub(crate) fn check(needed_bytes: u64) -> Result<(), SlabError> {
+    if let Ok((soft, _)) = getrlimit(Resource::RLIMIT_FSIZE)
+        && soft != RLIM_INFINITY
+        && needed_bytes > soft
+    {
+        return Err(SlabError::NoRoom { needed_bytes, available_bytes: Some(soft), limit: FILE_SIZE });
+    }
+    check_memory(needed_bytes, &|path| std::fs::read_to_string(path).ok())
+}
+
+fn check_memory(needed_bytes: u64, read: &dyn Fn(&str) -> Option<String>) -> Result<(), SlabError> {
+    let machine = read("/proc/meminfo").and_then(|text| number_of(&text, "MemAvailable:")).map(|kib| kib * 1024);
+    let rooms = [(machine, MEMORY), (cgroup_room(read), CGROUP)];
+    let smallest = rooms.into_iter().filter_map(|(bytes, limit)| Some((bytes?, limit))).min();
+    match smallest {
+        Some((bytes, limit)) if needed_bytes > bytes => {
+            Err(SlabError::NoRoom { needed_bytes, available_bytes: Some(bytes), limit })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The least that any control group above this process still allows.
+fn cgroup_room(read: &dyn Fn(&str) -> Option<String>) -> Option<u64> {
+    let mine = read("/proc/self/cgroup")?;
+    let mut room: Option<u64> = None;
+    for line in mine.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let files = match controllers {
+            "" => &V2,
+            list if list.split(',').any(|name| name == "memory") => &V1,
+            _ => continue,
+        };
+        // In a container the path may be the host's: directories that are not there are passed over, the mount is last.
+        let mut path = path.trim_end_matches('/');
+        loop {
+            let here = group_room(&format!("{}{path}", files.mount), files, read);
+            room = [room, here].into_iter().flatten().min();
+            match path.rfind('/') {
+                Some(end) => path = &path[..end],
+                None => break,
+            }
+        }
+    }
+    room
+}
+
+fn group_room(dir: &str, files: &CgroupFiles, read: &dyn Fn(&str) -> Option<String>) -> Option<u64> {
+    // "max" is no number and no limit.
+    let max: u64 = read(&format!("{dir}/{}", files.max))?.trim().parse().ok()?;
+    let used: u64 = read(&format!("{dir}/{}", files.used))?.trim().parse().ok()?;
+    let stat = read(&format!("{dir}/memory.stat")).unwrap_or_default();
+    let reclaimable: u64 = files.reclaimable.iter().filter_map(|name| number_of(&stat, name)).sum();
+    Some(max.saturating_sub(used.saturating_sub(reclaimable)))
+}
+
+/// The number in the line that begins with the word `name`.
+fn number_of(text: &str, name: &str) -> Option<u64> {
+    let mut words = text.lines().map(str::split_ascii_whitespace).find(|words| words.clone().next() == Some(name))?;
+    words.nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(files: &[(&str, &str)], needed_bytes: u64) -> Option<(u64, &'static str)> {
+        let read = |path: &str| files.iter().find(|file| file.0 == path).map(|file| file.1.to_owned());
+        match check_memory(needed_bytes, &read) {
+            Ok(()) => None,
+            Err(SlabError::NoRoom { available_bytes, limit, .. }) => Some((available_bytes.unwrap(), limit)),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    const MEMINFO: (&str, &str) = ("/proc/meminfo", "MemTotal:  64 kB\nMemAvailable:      32 kB\nBuffers: 1 kB\n");
+
+    #[test]
+    fn available_memory_limits() {
+        assert_eq!(refused(&[MEMINFO], 32 * 1024), None);
+        assert_eq!(refused(&[MEMINFO], 32 * 1024 + 1), Some((32 * 1024, MEMORY)));
+        assert_eq!(refused(&[], u64::MAX), None);
+        assert_eq!(refused(&[("/proc/meminfo", "MemAvailable: many kB")], u64::MAX), None);
+    }
+
+    #[test]
+    fn every_parent_group_limits_and_page_cache_does_not_count() {
+        let files = [
+            MEMINFO,
+            ("/proc/self/cgroup", "1:cpu:/x\n0::/pod/job\n"),
+            ("/sys/fs/cgroup/pod/job/memory.max", "max\n"),
+            ("/sys/fs/cgroup/pod/job/memory.current", "10\n"),
+            ("/sys/fs/cgroup/pod/memory.max", "1000\n"),
+            ("/sys/fs/cgroup/pod/memory.current", "900\n"),
+            ("/sys/fs/cgroup/pod/memory.stat", "anon 100\ninactive_file 300\nactive_file 200\n"),
+        ];
+        assert_eq!(refused(&files, 600), None);
+        assert_eq!(refused(&files, 601), Some((600, CGROUP)));
+    }
+
+    #[test]
+    fn a_container_whose_path_is_the_hosts_is_limited_by_its_mount() {
+        let files = [
+            ("/proc/self/cgroup", "12:cpu,cpuacct:/a\n4:memory:/docker/0123\n"),
+            ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "500\n"),
+            ("/sys/fs/cgroup/memory/memory.usage_in_bytes", "600\n"),
+            ("/sys/fs/cgroup/memory/memory.stat", "total_inactive_file 150\n"),
+        ];
+        assert_eq!(refused(&files, 50), None);
+        assert_eq!(refused(&files, 51), Some((50, CGROUP)));
+    }
+
+    #[test]
+    fn a_small_slab_has_room_here() {
+        check(1 << 20).unwrap();
+        assert!(matches!(check(1 << 60), Err(SlabError::NoRoom { needed_bytes, .. }) if needed_bytes == 1 << 60));
+    }
+}
