@@ -1,0 +1,123 @@
+//! One read on its way: the buffers that are still empty, and what the kernel's answers mean.
+//!
+//! Shared by the readers, so that short reads, ends of files and errors mean the same in all of them. The buffers'
+//! vector is reused from read to read.
+
+use std::io;
+
+use super::{MAX_PARTS, Read, ReadError, Region};
+
+/// Times in a row that a read may be answered "try again" before that becomes its error.
+const MAX_STALLS: u32 = 64;
+
+/// Refuses what the kernel must not see. Every reader checks at `submit`.
+pub(super) fn check(read: &Read, regions: &[Region]) -> Result<(), ReadError> {
+    if read.parts.len() > MAX_PARTS {
+        return Err(ReadError::TooManyParts { parts: read.parts.len() });
+    }
+    let mut wanted = 0;
+    for (index, part) in read.parts.iter().enumerate() {
+        let region = regions.get(part.region as usize);
+        if !region.is_some_and(|region| region.holds(part.at, part.bytes as usize)) {
+            return Err(ReadError::OutOfBounds {
+                part: index,
+                region: part.region,
+                at: part.at,
+                bytes: part.bytes,
+                region_bytes: region.map_or(0, Region::len),
+            });
+        }
+        wanted += u64::from(part.bytes);
+    }
+    // No file has bytes there; and to io_uring offset -1 means "wherever the file stands".
+    if read.offset > (i64::MAX as u64).saturating_sub(wanted) {
+        return Err(unexpected_end(read, wanted, 0));
+    }
+    Ok(())
+}
+
+/// The state of one read.
+#[derive(Default)]
+pub(super) struct Transfer {
+    buffers: Vec<libc::iovec>,
+    /// The first buffer that is not full.
+    next: usize,
+    wanted: u64,
+    got: u64,
+    stalls: u32,
+}
+
+impl Transfer {
+    /// Begins a read that [`check`] has passed.
+    pub(super) fn begin(&mut self, read: &Read, regions: &[Region]) {
+        self.buffers.clear();
+        (self.next, self.wanted, self.got, self.stalls) = (0, 0, 0, 0);
+        for part in read.parts.iter().filter(|part| part.bytes > 0) {
+            let base = regions[part.region as usize].address().wrapping_add(part.at);
+            self.wanted += u64::from(part.bytes);
+            match self.buffers.last_mut() {
+                // Neighbours in memory are one buffer for the kernel.
+                Some(last) if last.iov_base.wrapping_byte_add(last.iov_len) == base.cast() => {
+                    last.iov_len += part.bytes as usize;
+                }
+                _ => self.buffers.push(libc::iovec { iov_base: base.cast(), iov_len: part.bytes as usize }),
+            }
+        }
+    }
+
+    /// What is still to be filled; empty when nothing is.
+    pub(super) fn rest(&self) -> &[libc::iovec] {
+        &self.buffers[self.next..]
+    }
+
+    /// Where in the file the rest begins.
+    pub(super) fn offset(&self, read: &Read) -> u64 {
+        read.offset + self.got
+    }
+
+    /// Bytes that have landed.
+    pub(super) fn got(&self) -> u64 {
+        self.got
+    }
+
+    /// Takes the kernel's answer to a call for [`rest`](Self::rest): a number of bytes or an error code. `None`: the
+    /// read goes on with another call.
+    pub(super) fn answer(&mut self, read: &Read, answer: Result<usize, i32>) -> Option<Result<(), ReadError>> {
+        match answer {
+            Ok(0) if self.got < self.wanted => Some(Err(unexpected_end(read, self.wanted, self.got))),
+            Ok(bytes) => {
+                self.stalls = 0;
+                self.fill(bytes);
+                self.rest().is_empty().then_some(Ok(()))
+            }
+            Err(libc::EINTR | libc::EAGAIN) if self.stalls < MAX_STALLS => {
+                self.stalls += 1;
+                None
+            }
+            Err(code) => Some(Err(ReadError::Io {
+                path: read.file.path().to_owned(),
+                offset: self.offset(read),
+                source: io::Error::from_raw_os_error(code),
+            })),
+        }
+    }
+
+    fn fill(&mut self, mut bytes: usize) {
+        while bytes > 0 && self.next < self.buffers.len() {
+            let buffer = &mut self.buffers[self.next];
+            let here = bytes.min(buffer.iov_len);
+            buffer.iov_base = buffer.iov_base.wrapping_byte_add(here);
+            buffer.iov_len -= here;
+            self.got += here as u64;
+            bytes -= here;
+            if buffer.iov_len == 0 {
+                self.next += 1;
+            }
+        }
+        debug_assert_eq!(bytes, 0, "the kernel gave more than it was asked for");
+    }
+}
+
+fn unexpected_end(read: &Read, wanted: u64, got: u64) -> ReadError {
+    ReadError::UnexpectedEnd { path: read.file.path().to_owned(), offset: read.offset, wanted, got }
+}
