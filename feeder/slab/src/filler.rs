@@ -13,6 +13,7 @@ use crate::closer::Closer;
 use crate::error::SlabError;
 use crate::ring::{Filled, WriteEnd};
 use crate::shared::{Shared, Side};
+use crate::waiter::FreeWaiter;
 
 /// Up to this many bitmap words (1024 slots), every [`Filler::take_free`] looks for slots that just came back: they are
 /// the ones most likely still in the cache. Larger slabs look when nothing else is free.
@@ -134,6 +135,11 @@ impl Filler {
         }
         let park = || bell::park(&shared.bells().returned, peer.as_ref(), deadline);
         shared.waiting(Side::Filler).wait(look, park).unwrap_or(false)
+    }
+
+    /// A handle to wait for free slots while other threads use the filler.
+    pub fn waiter(&self) -> FreeWaiter {
+        FreeWaiter::new(Arc::clone(&self.shared))
     }
 
     /// Whether the taker closed its side.

@@ -83,6 +83,9 @@ mod slab;
 mod filler;
 
 #[cfg(not(loom))]
+mod waiter;
+
+#[cfg(not(loom))]
 mod taker;
 
 #[cfg(not(loom))]
@@ -100,4 +103,4 @@ pub use layout::{MAX_SLAB_BYTES, MAX_SLOTS, PAGE_BYTES, Shape};
 pub use ring::Filled;
 
 #[cfg(not(loom))]
-pub use self::{bell::Bells, closer::Closer, filler::Filler, lease::Lease, slab::Slab, taker::Taken, taker::Taker};
+pub use self::{bell::Bells, closer::Closer, filler::Filler, lease::Lease, slab::Slab, taker::Taken, taker::Taker, waiter::FreeWaiter};

@@ -50,6 +50,15 @@ impl Region {
         Self { base, bytes, owner }
     }
 
+    /// The slots of a slab.
+    pub fn of_slab(slab: &slab::Slab) -> Self {
+        let (base, bytes) = slab.region();
+        let base = NonNull::new(base).expect("a mapping is not at address 0");
+        // SAFETY: 1. the slab's mapping is readable and writable while a clone of it lives. 2. Slots are handed out as
+        // addresses only, and a slot that reads land in is not leased: it was taken free from the slab's filler.
+        unsafe { Self::new(base, bytes, Arc::new(slab.clone())) }
+    }
+
     /// Zeroed memory of its own, on a page border.
     pub fn alloc(bytes: usize) -> io::Result<Self> {
         Self::map(bytes, PAGE_BYTES)
