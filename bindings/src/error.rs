@@ -31,28 +31,5 @@ fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>>
     let errors = py.import("forebay.errors")?;
     // A kind that Python does not know yet is still an error of ours.
     let class = errors.getattr(format!("{:?}Error", error.kind())).or_else(|_| errors.getattr("Error"))?;
-    let value = class.call1((text(error),))?;
-    if let Some(hint) = error.hint() {
-        value.setattr("hint", hint)?;
-    }
-    Ok(value)
-}
-
-fn text(error: &Error) -> String {
-    match error.hint() {
-        Some(hint) => format!("{}; try: {hint}", error.report()),
-        None => error.report(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn text_has_causes_and_the_next_step() {
-        let error = Error::io("cannot read segment: path=a", std::io::Error::other("disk on fire"));
-        assert_eq!(text(&error), "cannot read segment: path=a: disk on fire");
-        assert_eq!(text(&error.with_hint("look")), "cannot read segment: path=a: disk on fire; try: look");
-    }
+    class.call_method1("of", (error.report(), error.hint()))
 }

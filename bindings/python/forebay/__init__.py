@@ -1,7 +1,7 @@
 """Forebay: the exact data feeder in front of GPUs.
 
-Kill a training at any moment, restart it on any number of ranks, and it continues with exactly the sample that comes next.
-Importing this package brings in neither torch nor NumPy.
+Kill a training at any moment, restart it on any number of ranks, and it continues with exactly the sample that comes
+next. Importing this package brings in neither torch nor NumPy.
 """
 
 from forebay._forebay import Tensor, __version__

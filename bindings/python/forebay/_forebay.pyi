@@ -1,8 +1,20 @@
 """The compiled half of the package."""
 
 from collections.abc import Sequence
-from types import CapsuleType
 from typing import Any, Final, final
+
+from typing_extensions import CapsuleType
+
+__all__ = [
+    "Tensor",
+    "__version__",
+    "_testing_give",
+    "_testing_kinds",
+    "_testing_live",
+    "_testing_raise",
+    "_testing_tensor",
+    "run_cli",
+]
 
 __version__: Final[str]
 

@@ -1,8 +1,8 @@
 """Which part of each global batch this process takes.
 
 In this order: the arguments `rank` and `world_size`, which belong together; a `torch.distributed` `DeviceMesh`; the
-environment variables `RANK` and `WORLD_SIZE` that launchers set; else one process that takes everything. The environment
-is looked at when an iterator is made, not before: frameworks make loaders before ranks exist.
+environment variables `RANK` and `WORLD_SIZE` that launchers set; else one process that takes everything. The
+environment is looked at when an iterator is made, not before: frameworks make loaders before ranks exist.
 
 Of a mesh, dimensions that split the data count, and peers along the others get the same batches. Their names:
 those in `DATA_DIMENSIONS` split the data, several of them together (`dp_replicate` outside `dp_shard`); those in
@@ -15,6 +15,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from types import FrameType
 from typing import NamedTuple, Protocol
 
 from forebay.errors import InvalidError
@@ -102,9 +103,10 @@ def resolve(
         return _of_mesh(mesh)
     ranks = _of_environment(os.environ if environment is None else environment)
     if ranks.world_size > 1 and _inside_torch_loader():
-        raise InvalidError(
-            "inside a torch DataLoader the rank must be given, since others may split the batches there too; "
-            f"try: rank= and world_size=, or mesh=: RANK={ranks.rank} WORLD_SIZE={ranks.world_size}"
+        raise InvalidError.of(
+            "inside a torch DataLoader the rank must be given, since a wrapper may split the batches once more: "
+            f"RANK={ranks.rank} WORLD_SIZE={ranks.world_size}",
+            "rank= and world_size=, or mesh=",
         )
     if ranks.world_size > 1 and ranks not in _logged:
         _logged.add(ranks)
@@ -124,10 +126,10 @@ def refuse_workers() -> None:
     torch_data = sys.modules.get("torch.utils.data")
     worker = torch_data.get_worker_info() if torch_data is not None else None
     if worker is not None:
-        raise InvalidError(
-            "this is a worker process of a torch DataLoader, and each of them would yield every batch; "
-            "try: iterate over forebay.DataLoader itself, or wrap it with num_workers=0 and batch_size=None: "
-            f"num_workers={worker.num_workers}"
+        raise InvalidError.of(
+            "this is a worker process of a torch DataLoader, and each of them would yield every batch: "
+            f"num_workers={worker.num_workers}",
+            "iterate over forebay.DataLoader itself, or wrap it with num_workers=0 and batch_size=None",
         )
 
 
@@ -136,13 +138,13 @@ def _of_mesh(mesh: Mesh) -> Ranks:
     if place is None:
         raise InvalidError(f"this process is not in the mesh: dimensions={names} shape={tuple(shape)}")
     if names is None:
-        names = ("unnamed",) * len(shape)
+        names = ("",) * len(shape)
     data = [at for at, name in enumerate(names) if name in DATA_DIMENSIONS]
     unknown = [at for at, name in enumerate(names) if name not in DATA_DIMENSIONS | MODEL_DIMENSIONS]
     if unknown and len(shape) > 1:
-        raise InvalidError(
-            f"which dimensions of the mesh split the data is not clear; try: mesh[{names[unknown[0]]!r}] if that one "
-            f"does, or rank= and world_size=: dimensions={names}"
+        raise InvalidError.of(
+            f"it is not clear which dimensions of the mesh split the data: dimensions={names}",
+            "mesh=mesh[name] with the one that does, or rank= and world_size=",
         )
     rank, world_size = 0, 1
     for at in data or unknown:
@@ -177,9 +179,9 @@ def _inside_torch_loader() -> bool:
     """Whether one of the callers is a torch `DataLoader`."""
     if "torch.utils.data" not in sys.modules:
         return False
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith("torch.utils.data."):
+        if str(frame.f_globals.get("__name__")).startswith("torch.utils.data."):
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False

@@ -1,11 +1,12 @@
 """The errors that Forebay raises.
 
-Each derives from `Error`, and from the built-in that people would catch. `InvalidError` stands for the kind `Invalid` of
-the engine, and so on: the compiled half finds the class by that name. The text is one line: what is wrong, with values as
-`key=value`, then the causes, then `; try:` and the next step where there is one, which is also in `hint`.
+Each derives from `Error`, and from the built-in that people would catch. `InvalidError` stands for the kind `Invalid`
+of the engine, and so on: the compiled half finds the class by that name. The text is one line: what is wrong, with
+values as `key=value`, then the causes, then `; try:` and the next step where there is one, which is also in `hint`.
 """
 
 import builtins
+from typing import TypeVar
 
 __all__ = [
     "BusyError",
@@ -24,11 +25,21 @@ __all__ = [
 ]
 
 
+E = TypeVar("E", bound="Error")
+
+
 class Error(Exception):
     """What all errors of Forebay are."""
 
     hint: str | None = None
     """The next step, if there is one to name."""
+
+    @classmethod
+    def of(cls: type[E], message: str, hint: str | None = None) -> E:
+        """An error with that message, and with the next step at its end."""
+        error = cls(message if hint is None else f"{message}; try: {hint}")
+        error.hint = hint
+        return error
 
 
 class InvalidError(Error, ValueError):
