@@ -1,1 +1,30 @@
-//! x
+//! The compiled half of the Python package `forebay`: what needs the engine or the memory of batches.
+//!
+//! Python mirrors this crate module by module. Arguments, ranks and the words of errors are settled in Python
+//! (`python/forebay`), so that importing this module brings in neither torch nor NumPy; frameworks are looked up when the
+//! first batch is handed out. `unsafe` stands in [`dlpack`] alone.
+
+#![deny(unsafe_code)]
+
+pub mod error;
+
+pub mod dlpack;
+
+pub mod tensor;
+
+pub mod framework;
+
+pub mod cli;
+
+mod testing;
+
+use pyo3::prelude::*;
+
+/// The module `forebay._forebay`.
+#[pymodule]
+fn _forebay(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<tensor::Tensor>()?;
+    module.add_function(wrap_pyfunction!(cli::run_cli, module)?)?;
+    testing::add(module)
+}

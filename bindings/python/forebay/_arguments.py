@@ -1,0 +1,70 @@
+"""What people pass out of habit.
+
+`DataLoader` has the argument names of `torch.utils.data.DataLoader` where the meaning is the same. The others describe
+how torch's loader works inside, and have no meaning here: they are refused by name, with the reason and what to use
+instead. Their harmless defaults are taken without a word, so that code which spells them out goes on working. Anything
+else that is unknown is refused with the nearest name there is.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from forebay.errors import InvalidError
+
+
+class Habit(NamedTuple):
+    """An argument of torch's loader that has no meaning here."""
+
+    harmless: tuple[object, ...]
+    """Values that ask for nothing."""
+    reason: str
+    """Why it has no meaning, and what to use instead."""
+
+
+_PROCESSES = "batches are made by threads of the engine, not by worker processes"
+_ORDER = "the order is a function of shuffle and seed, which is what makes it exact to resume"
+
+HABITS: dict[str, Habit] = {
+    "sampler": Habit((None,), f"{_ORDER}; use shuffle= and seed="),
+    "batch_sampler": Habit((None,), f"{_ORDER}; use batch_size= or global_batch_size=, shuffle= and drop_last="),
+    "num_workers": Habit((0,), f"{_PROCESSES}; leave it out"),
+    "collate_fn": Habit((None,), "samples are laid into batches as they are read; use transform= on the whole batch"),
+    "pin_memory": Habit((False, None), "the engine owns the memory of batches and pins it for the GPU; use device="),
+    "worker_init_fn": Habit((None,), f"{_PROCESSES}; use transform=, whose random generator is keyed by the place"),
+    "multiprocessing_context": Habit((None,), f"{_PROCESSES}; leave it out"),
+    "generator": Habit((None,), f"{_ORDER}; use seed="),
+    "prefetch_factor": Habit((None,), "the engine reads ahead by its plan, as far as its memory goes; leave it out"),
+    "persistent_workers": Habit((False,), f"{_PROCESSES}; leave it out"),
+    "pin_memory_device": Habit(("",), "the engine owns the memory of batches and pins it for the GPU; use device="),
+    "in_order": Habit((True,), "batches always come in order; leave it out"),
+}
+
+
+def check(given: Mapping[str, object], known: Iterable[str]) -> None:
+    """Refuses the keywords in `given`, which no parameter took, unless they ask for nothing.
+
+    `known` are the names of the parameters that there are.
+    """
+    for name, value in given.items():
+        habit = HABITS.get(name)
+        if habit is None:
+            raise InvalidError(f"unknown argument{_meant(name, known)}: argument={name}")
+        if not any(value is harmless or _equal(value, harmless) for harmless in habit.harmless):
+            raise InvalidError(f"{name} has no meaning here: {habit.reason}: {name}={_short(value)}")
+
+
+def _equal(value: object, harmless: object) -> bool:
+    # Of the same type only: an array compares element by element.
+    return type(value) is type(harmless) and value == harmless
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    import difflib  # only needed to be helpful
+
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
