@@ -61,6 +61,9 @@ pub fn fence() {
 mod machine {
     use std::arch::asm;
 
+    /// From here on the processor's own string copy is faster than a loop.
+    const LEAST_STRING_BYTES: usize = 512;
+
     /// One load and one store of `$type`, unaligned.
     macro_rules! move_one {
         ($class:ident, $modifier:literal, $into:expr, $from:expr) => {
@@ -86,6 +89,13 @@ mod machine {
         unsafe {
             let (last_into, last_from) = (into.add(bytes), from.add(bytes));
             match bytes {
+                LEAST_STRING_BYTES.. => asm!(
+                    "rep movsb",
+                    inout("rdi") into => _,
+                    inout("rsi") from => _,
+                    inout("rcx") bytes => _,
+                    options(nostack, preserves_flags),
+                ),
                 32.. => wide(into, from, bytes),
                 8..32 => {
                     let mut at = 0;
@@ -133,7 +143,7 @@ mod machine {
                 blocks = inout(reg) bytes / 32 => _,
                 options(nostack),
             );
-            if bytes % 32 > 0 {
+            if !bytes.is_multiple_of(32) {
                 asm!(
                     "movups {a}, [{from}]",
                     "movups {b}, [{from} + 16]",

@@ -6,7 +6,7 @@
 //! reader: nobody else touches those bytes, and their contents are undefined if the read does not succeed.
 //!
 //! Two implementations give the same results: io_uring (the default) and `preadv`, for kernels and containers that
-//! forbid the former. [`open`] chooses. The third, in [`testing`], follows a script of faults. One conformance suite
+//! forbid the former. [`open`] chooses. The third, in `testing`, follows a script of faults. One conformance suite
 //! runs over all three. A file that ends too early is an error, never a signal: no file is mapped.
 //!
 //! The failure of one read ([`ReadError`]) and the failure of the reader itself ([`RingError`]) are different things.
@@ -149,7 +149,7 @@ pub fn open(
                 log(&format!("reader=uring depth={depth} {ring}"));
                 return Ok(Box::new(UringReader::new(ring, depth, regions)));
             }
-            Err(refusal) if kind == ReaderKind::Uring => return Err(refusal.into()),
+            Err(refusal) if kind == ReaderKind::Uring => return Err(refusal),
             Err(refusal) => Error::from(refusal).report(),
         },
     };

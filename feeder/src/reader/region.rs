@@ -2,7 +2,7 @@
 //!
 //! A region's memory is a mapping, not an object of the Rust program: the kernel writes into it on behalf of reads, and
 //! other threads and processes may at times of their own. So it is touched by copies made of machine instructions that
-//! the compiler does not look into ([`super::copy`]), never by references, and copying is safe to call: two copies that
+//! the compiler does not look into (`copy`), never by references, and copying is safe to call: two copies that
 //! race for the same bytes leave some of each, as two reads into the same part do, and nothing worse. Who may touch
 //! which byte when is settled by ownership: a part belongs to the reader from `submit` until its `Done`, a row of a
 //! slot to whoever the plan gives it to. Only [`Region::bytes`] makes a reference, and is unsafe for that.
@@ -138,7 +138,6 @@ impl Region {
     }
 
     /// How many handles keep the memory alive.
-    #[cfg(any(test, feature = "testing"))]
     pub(super) fn holders(&self) -> usize {
         Arc::strong_count(&self.owner)
     }
@@ -171,7 +170,11 @@ impl Region {
 
 impl std::fmt::Debug for Region {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Region").field("base", &self.base).field("bytes", &self.bytes).finish_non_exhaustive()
+        f.debug_struct("Region")
+            .field("base", &self.base)
+            .field("bytes", &self.bytes)
+            .field("holders", &self.holders())
+            .finish()
     }
 }
 

@@ -121,3 +121,74 @@ impl Transfer {
 fn unexpected_end(read: &Read, wanted: u64, got: u64) -> ReadError {
     ReadError::UnexpectedEnd { path: read.file.path().to_owned(), offset: read.offset, wanted, got }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::{Part, ReadFile};
+    use super::*;
+
+    fn begun(parts: &[(usize, u32)]) -> (Transfer, Read, Region) {
+        let region = Region::alloc(4096).unwrap();
+        let parts = parts.iter().map(|&(at, bytes)| Part { region: 0, at, bytes }).collect();
+        let file = Arc::new(ReadFile::open("/dev/null").unwrap());
+        let read = Read { file, offset: 1000, parts, token: 0 };
+        let mut transfer = Transfer::default();
+        transfer.begin(&read, std::slice::from_ref(&region));
+        (transfer, read, region)
+    }
+
+    /// The rest as places in the region.
+    fn rest(transfer: &Transfer, region: &Region) -> Vec<(usize, usize)> {
+        let place = |buffer: &libc::iovec| (buffer.iov_base.addr() - region.address().addr(), buffer.iov_len);
+        transfer.rest().iter().map(place).collect()
+    }
+
+    #[test]
+    fn neighbours_are_one_buffer_and_nothing_is_none() {
+        let (transfer, _, region) = begun(&[(10, 5), (15, 5), (0, 0), (20, 1), (0, 10), (2000, 1), (1999, 1)]);
+        assert_eq!(rest(&transfer, &region), [(10, 11), (0, 10), (2000, 1), (1999, 1)]);
+    }
+
+    #[test]
+    fn the_rest_begins_at_the_exact_byte() {
+        let (mut transfer, read, region) = begun(&[(100, 10), (0, 20), (50, 5)]);
+        let steps = [
+            (9, vec![(109, 1), (0, 20), (50, 5)]),
+            (1, vec![(0, 20), (50, 5)]),
+            (20, vec![(50, 5)]),
+            (4, vec![(54, 1)]),
+        ];
+        let mut offset = 1000;
+        for (bytes, expected) in steps {
+            assert!(transfer.answer(&read, Ok(bytes)).is_none());
+            offset += bytes as u64;
+            assert_eq!((rest(&transfer, &region), transfer.offset(&read)), (expected, offset));
+        }
+        assert!(matches!(transfer.answer(&read, Ok(1)), Some(Ok(()))));
+    }
+
+    #[test]
+    fn try_again_is_tried_again_but_not_for_ever() {
+        let (mut transfer, read, region) = begun(&[(0, 10)]);
+        for _ in 0..2 {
+            for _ in 0..MAX_STALLS {
+                assert!(transfer.answer(&read, Err(libc::EAGAIN)).is_none());
+            }
+            assert!(transfer.answer(&read, Ok(1)).is_none());
+        }
+        for _ in 0..MAX_STALLS {
+            assert!(transfer.answer(&read, Err(libc::EINTR)).is_none());
+        }
+        match transfer.answer(&read, Err(libc::EINTR)) {
+            Some(Err(ReadError::Io { offset: 1002, source, .. })) => {
+                assert_eq!(source.raw_os_error(), Some(libc::EINTR));
+            }
+            other => panic!("{other:?}"),
+        }
+        // The next read in this place has the same patience.
+        transfer.begin(&read, &[region]);
+        assert!(transfer.answer(&read, Err(libc::EAGAIN)).is_none());
+    }
+}

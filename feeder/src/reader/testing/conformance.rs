@@ -327,8 +327,8 @@ fn many_files_take_turns(files: Files<'_>, make: Make<'_>) {
                 assert_landed(&memory, &done[0].read, &data[which]);
             }
         }
-        for i in 0..FILES {
-            reader.submit(read(&open[i].0, 0, vec![part(0, 100 * i, 100)], i as u64));
+        for (i, (file, _)) in open.iter().enumerate() {
+            reader.submit(read(file, 0, vec![part(0, 100 * i, 100)], i as u64));
         }
         for done in all(&mut *reader) {
             assert!(done.result.is_ok());
