@@ -11,6 +11,8 @@ pub mod schema;
 
 pub mod rows;
 
+pub mod log;
+
 pub mod plan;
 
 pub mod reader;
