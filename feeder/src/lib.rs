@@ -17,6 +17,8 @@ pub mod plan;
 
 pub mod reader;
 
+pub mod engine;
+
 pub use error::{Error, ErrorKind, Result};
 pub use rows::Rows;
 pub use schema::{Column, Dtype, Schema};

@@ -52,6 +52,12 @@ impl Share {
         self.batch / self.world
     }
 
+    /// Rows of this rank that are no repeats, in a step of which `left` places are there before the line's end.
+    pub fn valid_rows(&self, left: u64) -> u32 {
+        let part = Self::part_of(left.min(u64::from(self.batch)), self.rank, self.world);
+        (part.end - part.start) as u32
+    }
+
     /// The part of `rank` in a step of `places`: positions in the step's order.
     pub(super) fn part_of(places: u64, rank: u32, world: u32) -> Range<u64> {
         let (rank, world) = (u128::from(rank), u128::from(world));

@@ -1,0 +1,212 @@
+//! The records that a job trains on, and where they lie on disk.
+//!
+//! A dataset is a topic's view and a list of windows over it. For a bare topic the windows are "all records now in the
+//! topic", fixed when the job starts and kept in its states; a resumed job gets the windows of its state, checked against
+//! the topic as it is now: same incarnation, nothing missing. While it lives, a dataset guards what it reads.
+
+use std::collections::HashMap;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use cursorstore::{Extent, State, TopicName, Window, WindowList};
+
+use super::layout::SlotLayout;
+use crate::error::{Error, ErrorKind, Result};
+use crate::log::{Guard, PIECE_BYTES, Root, SegmentView, Topic, TopicView, column_at, crc32c};
+use crate::reader::ReadFile;
+use crate::schema::{Column, Schema};
+
+/// Segment files held open at once by one dataset.
+pub const OPEN_FILES_MAX: usize = 64;
+
+/// See the module.
+pub struct Dataset {
+    root: PathBuf,
+    topic: Topic,
+    view: TopicView,
+    windows: Vec<Window>,
+    line: WindowList,
+    /// Keeps retention away; `None` where the topic's folder cannot be written.
+    _guard: Option<Guard>,
+    files: Mutex<Files>,
+}
+
+/// Open segment files by (partition, base), the least recently opened one closed first.
+#[derive(Default)]
+struct Files {
+    open: HashMap<(u32, u64), (u64, Arc<ReadFile>)>,
+    tick: u64,
+}
+
+impl Dataset {
+    /// All records now in the topic `name` under `root`.
+    pub fn all_of(root: &Path, name: &TopicName) -> Result<Self> {
+        let topic = Root::open(root)?.topic(name)?;
+        let view = topic.view()?;
+        let extents = view.partitions.iter().map(|partition| Extent {
+            segment: partition.partition,
+            incarnation: view.incarnation,
+            from: partition.first,
+            to: partition.end,
+        });
+        let windows = vec![Window { extents: extents.filter(|extent| extent.count() > 0).collect() }];
+        let dataset = Self::new(root.to_path_buf(), topic, view, windows)?;
+        if dataset.line.total() == 0 {
+            return Err(Error::new(ErrorKind::NotFound, format!("the topic holds no records: topic={name}"))
+                .with_hint(format!("forebay ingest FILES... --topic {name}")));
+        }
+        Ok(dataset)
+    }
+
+    /// The records that `state` was made over, in the topic as it is now. An incarnation, an offset or a segment that no
+    /// longer exists is an error that says what is missing.
+    pub fn of_state(&self, state: &State) -> Result<Self> {
+        let topic = Root::open(&self.root)?.topic(&state.topic)?;
+        let view = topic.view()?;
+        for extent in state.windows.iter().flat_map(|window| &window.extents) {
+            if extent.incarnation != view.incarnation {
+                return Err(Error::new(
+                    ErrorKind::StateMismatch,
+                    format!(
+                        "the topic was deleted and made again since the state was saved: topic={} state={} topic_now={}",
+                        state.topic, extent.incarnation, view.incarnation
+                    ),
+                ));
+            }
+            let partition = view.partitions.iter().find(|partition| partition.partition == extent.segment);
+            let (first, end) = partition.map_or((0, 0), |partition| (partition.first, partition.end));
+            if extent.count() > 0 && (extent.from < first || extent.to > end) {
+                let missing = first.saturating_sub(extent.from).min(extent.count()) + extent.to.saturating_sub(end);
+                return Err(Error::new(
+                    ErrorKind::NotRetained,
+                    format!(
+                        "records that the state needs are no longer in the topic: topic={} partition={} needed={}..{} kept={first}..{end} missing={missing}",
+                        state.topic, extent.segment, extent.from, extent.to
+                    ),
+                ));
+            }
+        }
+        Self::new(self.root.clone(), topic, view, state.windows.clone())
+    }
+
+    fn new(root: PathBuf, topic: Topic, view: TopicView, windows: Vec<Window>) -> Result<Self> {
+        let line = WindowList::new(&windows);
+        let mut lowest: Vec<u64> = view.partitions.iter().map(|partition| partition.end).collect();
+        for extent in line.extents() {
+            if let Some(lowest) = lowest.get_mut(extent.segment as usize) {
+                *lowest = extent.from.min(*lowest);
+            }
+        }
+        let guard = match topic.guard(&lowest) {
+            Ok(guard) => Some(guard),
+            // Whoever may only read the topic cannot hold it either; a read of a removed segment is then an error.
+            Err(error) if error.kind() == ErrorKind::Permission => None,
+            Err(error) => return Err(error),
+        };
+        Ok(Self { root, topic, view, windows, line, _guard: guard, files: Mutex::default() })
+    }
+
+    /// The topic's name.
+    pub fn name(&self) -> &TopicName {
+        self.topic.name()
+    }
+
+    /// The topic's schema.
+    pub fn schema(&self) -> &Arc<Schema> {
+        &self.view.schema
+    }
+
+    /// Rows of a full block.
+    pub(super) fn block_rows(&self) -> u32 {
+        self.topic.block_rows()
+    }
+
+    /// The windows trained on.
+    pub fn windows(&self) -> &[Window] {
+        &self.windows
+    }
+
+    /// The windows on a line.
+    pub fn line(&self) -> &WindowList {
+        &self.line
+    }
+
+    /// The segment that holds the record at line index `index`, the record's offset, and how many of `count` records
+    /// follow from there in that segment and extent.
+    pub(super) fn segment(&self, index: u64, count: u64) -> Result<(u32, Arc<SegmentView>, u64, u64)> {
+        let range = self.line.locate(index, count).ok_or_else(|| {
+            Error::invalid(format!("index past the end: index={index} samples={}", self.line.total()))
+        })?;
+        let partition = self.view.partitions.iter().find(|partition| partition.partition == range.segment);
+        let partition = partition.ok_or_else(|| Error::corrupt(format!("no such partition: {}", range.segment)))?;
+        let segment = partition.segment_of(range.from)?;
+        let count = range.count.min(segment.end - range.from);
+        Ok((range.segment, segment, range.from, count))
+    }
+
+    /// The open file of a segment.
+    pub(super) fn file(&self, partition: u32, segment: &SegmentView) -> Result<Arc<ReadFile>> {
+        let mut files = self.files.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        files.tick += 1;
+        let tick = files.tick;
+        if let Some((used, file)) = files.open.get_mut(&(partition, segment.base)) {
+            *used = tick;
+            return Ok(file.clone());
+        }
+        if files.open.len() >= OPEN_FILES_MAX {
+            let oldest = files.open.iter().min_by_key(|(_, (used, _))| *used).map(|(key, _)| *key);
+            oldest.and_then(|key| files.open.remove(&key));
+        }
+        let file = Arc::try_unwrap(segment.file()?).or_else(|shared| shared.try_clone());
+        let file =
+            file.map_err(|error| Error::io(format!("cannot open segment: path={}", segment.path.display()), error))?;
+        let file = Arc::new(ReadFile::from_file(file, &segment.path));
+        files.open.insert((partition, segment.base), (tick, file.clone()));
+        Ok(file)
+    }
+
+    /// Sample `index` of the line: the columns named, or all, each with its bytes, compared with their checksums.
+    pub fn sample(&self, index: u64, columns: Option<&[String]>) -> Result<Vec<(Column, Vec<u8>)>> {
+        let layout = SlotLayout::new(self.schema(), columns, 1)?;
+        let values = self.read_sample(index, &layout, true)?;
+        Ok(layout.columns.into_iter().map(|placed| placed.column).zip(values).collect())
+    }
+
+    /// The columns of one sample, read by itself; compared with its checksums if `check`.
+    pub(super) fn read_sample(&self, index: u64, layout: &SlotLayout, check: bool) -> Result<Vec<Vec<u8>>> {
+        let (partition, segment, offset, _) = self.segment(index, 1)?;
+        let file = self.file(partition, &segment)?;
+        let block = segment.block_of(offset)?;
+        let row = (offset - block.base) as usize;
+        let sums = if check { Some(segment.sums(&block)?) } else { None };
+        layout
+            .columns
+            .iter()
+            .map(|placed| {
+                let (start, end) = (row * placed.row_bytes, (row + 1) * placed.row_bytes);
+                let first = start / PIECE_BYTES;
+                let from = if check { first * PIECE_BYTES } else { start };
+                let whole = end.next_multiple_of(PIECE_BYTES).min(block.rows as usize * placed.row_bytes);
+                let mut bytes = vec![0; if check { whole } else { end } - from];
+                let at = block.body + column_at(self.schema(), block.rows, placed.at) + from as u64;
+                file.file().read_exact_at(&mut bytes, at).map_err(|error| {
+                    Error::io(format!("cannot read a sample: file={} offset={at}", segment.path.display()), error)
+                })?;
+                let pieces = (first..).zip(bytes.chunks(PIECE_BYTES));
+                for (piece, bytes) in pieces.filter(|_| check) {
+                    let sum = sums.as_ref().and_then(|sums| sums.column(placed.at).get(piece).copied());
+                    if sum != Some(crc32c(bytes)) {
+                        return Err(Error::corrupt(format!(
+                            "data do not match their checksum: file={} block={} column={:?} sample={index}",
+                            segment.path.display(),
+                            block.base,
+                            placed.column.name
+                        )));
+                    }
+                }
+                Ok(bytes[start - from..end - from].to_vec())
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,80 @@
+//! Where a batch's columns stand inside a slot. Pure.
+
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::schema::{Column, Schema};
+
+/// Columns begin on this border in a slot: what AVX-512 loads and most tensor libraries want.
+pub(super) const COLUMN_ALIGN_BYTES: usize = 128;
+
+/// One delivered column: which one of the topic, and where its rows stand in a slot.
+#[derive(Clone, Debug)]
+pub(super) struct Placed {
+    /// Index in the topic's schema.
+    pub(super) at: usize,
+    /// Name, dtype and shape.
+    pub(super) column: Column,
+    /// The name again, shared by all batches.
+    pub(super) name: Arc<str>,
+    /// First byte in the slot.
+    pub(super) offset: usize,
+    /// Bytes of one row.
+    pub(super) row_bytes: usize,
+}
+
+/// The layout of every slot of one loader.
+#[derive(Clone, Debug)]
+pub(super) struct SlotLayout {
+    /// Delivered columns in the caller's order.
+    pub(super) columns: Vec<Placed>,
+    /// The same, by their order in the files: reads go through a block front to back.
+    pub(super) by_file: Vec<usize>,
+    /// Bytes of one slot.
+    pub(super) slot_bytes: usize,
+    /// Bytes of one row over all delivered columns.
+    pub(super) row_bytes: usize,
+}
+
+impl SlotLayout {
+    /// Lays out `rows` rows of the columns named, all if `None`.
+    pub(super) fn new(schema: &Schema, names: Option<&[String]>, rows: u32) -> Result<Self> {
+        let chosen: Vec<usize> = match names {
+            None => (0..schema.columns().len()).collect(),
+            Some([]) => return Err(Error::invalid("columns is empty, name at least one or leave it out")),
+            Some(names) => names.iter().map(|name| schema.index_of(name)).collect::<Result<_>>()?,
+        };
+        let (mut columns, mut offset, mut row_bytes) = (Vec::with_capacity(chosen.len()), 0usize, 0);
+        for (i, &at) in chosen.iter().enumerate() {
+            let column = schema.columns()[at].clone();
+            if chosen[..i].contains(&at) {
+                return Err(Error::invalid(format!("a column is named twice: column={:?}", column.name)));
+            }
+            let bytes = column.row_bytes();
+            columns.push(Placed { at, offset, row_bytes: bytes, name: column.name.as_str().into(), column });
+            offset = (offset + bytes * rows as usize).next_multiple_of(COLUMN_ALIGN_BYTES);
+            row_bytes += bytes;
+        }
+        let mut by_file: Vec<usize> = (0..columns.len()).collect();
+        by_file.sort_by_key(|&i| columns[i].at);
+        Ok(Self { columns, by_file, slot_bytes: offset.max(1), row_bytes })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_stand_apart_on_borders_in_the_callers_order() {
+        let schema = Schema::parse("id:int64, x:uint16[5], y:bool").unwrap();
+        let names = ["y".to_string(), "id".to_string()];
+        let layout = SlotLayout::new(&schema, Some(&names), 3).unwrap();
+        let places: Vec<_> = layout.columns.iter().map(|c| (c.at, c.offset, c.row_bytes)).collect();
+        assert_eq!(places, [(2, 0, 1), (0, 128, 8)]);
+        assert_eq!((layout.by_file.clone(), layout.slot_bytes, layout.row_bytes), (vec![1, 0], 256, 9));
+        for bad in [vec![], vec!["z".to_string()], vec!["id".into(), "id".into()]] {
+            assert!(SlotLayout::new(&schema, Some(&bad), 3).is_err());
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! One reader thread: takes units, submits their reads, drains all completions, publishes, wakes the trainer once.
+//!
+//! Threads share the feed and nothing else. A thread ends when the loader closes; it never holds a slot then that the
+//! kernel may still write to, as it first takes back every read.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use slab::FreeWaiter;
+
+use super::Dataset;
+use super::assemble::{Assembler, BadSample, JUNK_BYTES, Job, parse_token, place_of, seq_of};
+use super::feed::{Failure, Feed, Incident, Take};
+use super::layout::SlotLayout;
+use super::settings::{Checksum, OnBadRecord, Settings};
+use crate::error::{Error, Result};
+use crate::reader::{self, BlockReader, Done, Read, Region};
+
+/// How long a thread without work sleeps before it looks again, if nothing wakes it.
+const IDLE_MS: u64 = 200;
+/// Running counts of one loader, over all its threads.
+#[derive(Default)]
+pub(super) struct Counts {
+    pub(super) reads: AtomicU64,
+    pub(super) read_bytes: AtomicU64,
+    pub(super) syscalls: AtomicU64,
+    pub(super) units: AtomicU64,
+    pub(super) checked_units: AtomicU64,
+}
+
+/// What the reader threads of one loader share.
+pub(super) struct Shared {
+    pub(super) dataset: Arc<Dataset>,
+    pub(super) layout: Arc<SlotLayout>,
+    pub(super) feed: Feed,
+    pub(super) waiter: FreeWaiter,
+    /// Held by the thread that waits: one at a time may.
+    pub(super) turn: Mutex<()>,
+    pub(super) slab: Region,
+    pub(super) settings: Settings,
+    /// Most samples of a unit.
+    pub(super) unit_samples: u32,
+    /// Samples of one pool of the plan.
+    pub(super) reach: u64,
+    pub(super) counts: Counts,
+    /// Whether the way of reading was reported.
+    pub(super) reported: AtomicBool,
+    pub(super) notices: Mutex<Vec<String>>,
+}
+
+impl Shared {
+    /// Notes something that the user should read once.
+    pub(super) fn notice(&self, text: &str) {
+        self.notices.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(text.to_string());
+    }
+}
+
+fn memory(bytes: usize) -> Result<Region> {
+    Region::alloc(bytes).map_err(|error| Error::io(format!("cannot get memory for reading: bytes={bytes}"), error))
+}
+
+/// The body of a reader thread. An error ends the whole loader and is reported by its `next`.
+pub(super) fn run(shared: &Shared) {
+    let result = Pump::new(shared).and_then(|mut pump| pump.run());
+    if let Err(error) = result {
+        shared.feed.fail_all(Failure::of(&error));
+    }
+}
+
+struct Pump<'a> {
+    shared: &'a Shared,
+    assembler: Assembler,
+    reader: Box<dyn BlockReader>,
+    jobs: Vec<Job>,
+    /// Jobs not in use.
+    idle: Vec<usize>,
+    reads: Vec<Read>,
+    done: Vec<Done>,
+    units: u64,
+    syscalls: u64,
+    /// The feed's orders as this thread last acted on them.
+    orders: u64,
+}
+
+impl<'a> Pump<'a> {
+    fn new(shared: &'a Shared) -> Result<Self> {
+        let depth = shared.settings.depth;
+        let scratch_bytes = Assembler::scratch_bytes(&shared.layout, shared.unit_samples);
+        let scratch = memory(scratch_bytes * depth)?;
+        let junk = memory(JUNK_BYTES)?;
+        let regions = vec![shared.slab.clone(), scratch.clone(), junk];
+        let mut log = |line: &str| {
+            if !shared.reported.swap(true, Ordering::Relaxed) {
+                shared.notice(line);
+            }
+        };
+        let reader = reader::open(shared.settings.reader, depth, regions, &mut log)?;
+        let (dataset, layout) = (shared.dataset.clone(), shared.layout.clone());
+        let assembler = Assembler::new(dataset, layout, shared.slab.clone(), scratch, scratch_bytes);
+        let jobs = (0..depth).map(|_| Job::default()).collect();
+        let idle = (0..depth).rev().collect();
+        Ok(Self {
+            shared,
+            assembler,
+            reader,
+            jobs,
+            idle,
+            reads: vec![],
+            done: vec![],
+            units: 0,
+            syscalls: 0,
+            orders: 0,
+        })
+    }
+
+    fn run(&mut self) -> Result<()> {
+        loop {
+            let take = self.fill()?;
+            if self.reader.in_flight() > 0 {
+                self.drain()?;
+                continue;
+            }
+            match take {
+                Take::Stop => return Ok(()),
+                Take::Unit => {}
+                Take::NoRoom | Take::Restarting => {
+                    let _turn = self.shared.turn.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                    let orders = self.orders;
+                    self.shared.waiter.wait(Duration::from_millis(IDLE_MS), || self.shared.feed.orders() != orders);
+                }
+            }
+        }
+    }
+
+    /// Takes units until every job is in use or the feed has none to give.
+    fn fill(&mut self) -> Result<Take> {
+        let feed = &self.shared.feed;
+        while let Some(&number) = self.idle.last() {
+            let job = &mut self.jobs[number];
+            self.orders = feed.orders();
+            let take = feed.take(&mut job.taken)?;
+            if take != Take::Unit {
+                return Ok(take);
+            }
+            job.check = match self.shared.settings.checksum {
+                Checksum::Always => true,
+                Checksum::Sampled => self.units % Checksum::SAMPLE == 0,
+                Checksum::Off => false,
+            };
+            self.units += 1;
+            self.shared.counts.units.fetch_add(1, Ordering::Relaxed);
+            self.shared.counts.checked_units.fetch_add(u64::from(job.check), Ordering::Relaxed);
+            if let Err(error) = self.assembler.build(job, number, &mut self.reads) {
+                self.reads.clear();
+                self.assembler.give_up(job, &error, feed);
+                feed.done(1);
+                continue;
+            }
+            self.idle.pop();
+            for read in self.reads.drain(..) {
+                let bytes: u64 = read.parts.iter().map(|part| u64::from(part.bytes)).sum();
+                self.shared.counts.read_bytes.fetch_add(bytes, Ordering::Relaxed);
+                self.shared.counts.reads.fetch_add(1, Ordering::Relaxed);
+                self.reader.submit(read);
+            }
+        }
+        Ok(Take::Unit)
+    }
+
+    /// Takes back everything that has completed, at least one read.
+    fn drain(&mut self) -> Result<()> {
+        let outcome = self.reader.wait(1, &mut self.done);
+        let syscalls = self.reader.stats().syscalls;
+        self.shared.counts.syscalls.fetch_add(syscalls - self.syscalls, Ordering::Relaxed);
+        self.syscalls = syscalls;
+        let mut units = 0;
+        for Done { read, result } in self.done.drain(..) {
+            let (number, read_number) = parse_token(read.token);
+            let job = &mut self.jobs[number];
+            self.assembler.returned(job, read_number, result);
+            self.assembler.reuse(read.parts);
+            if job.reads_left == 0 {
+                finish(self.shared, &mut self.assembler, job);
+                self.idle.push(number);
+                units += 1;
+            }
+        }
+        if units > 0 && self.shared.feed.done(units) {
+            self.shared.waiter.wake();
+        }
+        outcome.map_err(Error::from)
+    }
+}
+
+/// Checks, moves and counts the rows of a unit whose reads are all back.
+fn finish(shared: &Shared, assembler: &mut Assembler, job: &mut Job) {
+    let mut bad = Vec::new();
+    assembler.finish(job, &mut bad);
+    bad.sort_by_key(|sample| sample.index);
+    bad.dedup_by_key(|sample| sample.index);
+    for sample in bad {
+        if let Err(error) = heal(shared, assembler, job, &sample) {
+            shared.feed.fail(seq_of(&job.taken, &sample.span), &Failure::of(&error));
+        }
+    }
+    assembler.count(job, &shared.feed);
+}
+
+/// Does with a bad sample what the policy says.
+fn heal(shared: &Shared, assembler: &Assembler, job: &Job, sample: &BadSample) -> Result<()> {
+    let masked = match shared.settings.on_bad_record {
+        OnBadRecord::Raise => return Err(Error::corrupt(sample.error.report())),
+        OnBadRecord::Mask => {
+            assembler.replace(job, sample, None);
+            true
+        }
+        OnBadRecord::Substitute => {
+            let columns = substitute(shared, sample.index)?;
+            assembler.replace(job, sample, Some(&columns));
+            false
+        }
+    };
+    let (_, row) = place_of(job, sample);
+    let incident = Incident { row, index: sample.index, reason: sample.error.report(), masked };
+    shared.feed.note(seq_of(&job.taken, &sample.span), incident);
+    Ok(())
+}
+
+/// The columns of the first good sample after `index` in the topic's order, within the reach of one pool and around the
+/// end of the line: the same one whatever the ranks and batches are.
+fn substitute(shared: &Shared, index: u64) -> Result<Vec<Vec<u8>>> {
+    let total = shared.dataset.line().total();
+    let reach = shared.reach.min(total - 1);
+    let mut last = Error::corrupt(format!("no good sample to put in a bad one's place: index={index} reach={reach}"));
+    for step in 1..=reach {
+        match shared.dataset.read_sample((index + step) % total, &shared.layout, true) {
+            Ok(columns) => return Ok(columns),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}

@@ -1,0 +1,250 @@
+//! What a caller asks of a loader, as plain values. [`Settings::check`] refuses what cannot be, with the values allowed.
+
+use crate::error::{Error, Result};
+use crate::plan::Tail;
+use crate::reader::ReaderKind;
+
+/// Most samples of one global batch.
+pub const BATCH_MAX: u32 = 1 << 24;
+/// Most ranks.
+pub const WORLD_MAX: u32 = 1 << 20;
+/// Most reader threads of one loader.
+pub const READER_THREADS_MAX: usize = 16;
+/// Most reads in flight on one reader thread.
+pub const DEPTH_MAX: usize = 256;
+
+/// Which blocks are compared with their checksums when they are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checksum {
+    /// Every byte.
+    Always,
+    /// One unit of reading in [`Checksum::SAMPLE`].
+    Sampled,
+    /// None.
+    Off,
+}
+
+impl Checksum {
+    /// One unit in so many is checked under [`Checksum::Sampled`].
+    pub const SAMPLE: u64 = 64;
+    /// Names, for arguments.
+    pub const NAMES: [&str; 3] = ["always", "sampled", "off"];
+
+    /// The policy of that name.
+    pub fn parse(name: &str) -> Result<Self> {
+        match name {
+            "always" => Ok(Self::Always),
+            "sampled" => Ok(Self::Sampled),
+            "off" => Ok(Self::Off),
+            _ => Err(unknown("checksum", name, &Self::NAMES)),
+        }
+    }
+}
+
+/// What happens to a record whose bytes do not match their checksum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnBadRecord {
+    /// The step that needs it fails.
+    Raise,
+    /// Its row is zeroed and marked false in the batch's `mask`.
+    Mask,
+    /// Its row holds another sample instead: the nearest good one that follows in the topic, within its pool's reach.
+    Substitute,
+}
+
+impl OnBadRecord {
+    /// Names, for arguments.
+    pub const NAMES: [&str; 3] = ["raise", "mask", "substitute"];
+
+    /// The policy of that name.
+    pub fn parse(name: &str) -> Result<Self> {
+        match name {
+            "raise" => Ok(Self::Raise),
+            "mask" => Ok(Self::Mask),
+            "substitute" => Ok(Self::Substitute),
+            _ => Err(unknown("on_bad_record", name, &Self::NAMES)),
+        }
+    }
+}
+
+/// The tail policy of that name.
+pub fn parse_tail(name: &str) -> Result<Tail> {
+    match name {
+        "pad" => Ok(Tail::Pad),
+        "short" => Ok(Tail::Short),
+        _ => Err(unknown("tail", name, &["pad", "short"])),
+    }
+}
+
+/// The reader of that name.
+pub fn parse_reader(name: &str) -> Result<ReaderKind> {
+    match name {
+        "auto" => Ok(ReaderKind::Auto),
+        "io_uring" => Ok(ReaderKind::Uring),
+        "preadv" => Ok(ReaderKind::Preadv),
+        _ => Err(unknown("reader", name, &["auto", "io_uring", "preadv"])),
+    }
+}
+
+fn unknown(argument: &str, given: &str, allowed: &[&str]) -> Error {
+    Error::invalid(format!("unknown value, allowed are {}: {argument}={given:?}", allowed.join(", ")))
+}
+
+/// What a caller asks of a loader.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Samples of one step over all ranks.
+    pub global_batch: u32,
+    /// This process's part of every step.
+    pub rank: u32,
+    /// Number of parts.
+    pub world: u32,
+    /// Columns to deliver, in this order; `None`: all.
+    pub columns: Option<Vec<String>>,
+    /// Whether samples come in a shuffled order.
+    pub shuffle: bool,
+    /// Seed of the shuffle.
+    pub seed: u64,
+    /// L of the plan; `None`: chosen when the job starts.
+    pub lanes: Option<u32>,
+    /// c of the plan, in samples; `None`: chosen when the job starts.
+    pub chunk: Option<u32>,
+    /// G of the plan; `None`: chosen when the job starts.
+    pub pool: Option<u32>,
+    /// Leave out the last, short step of an epoch.
+    pub drop_last: bool,
+    /// What the ranks get of a short step; `None`: padded when there are several.
+    pub tail: Option<Tail>,
+    /// See [`Checksum`].
+    pub checksum: Checksum,
+    /// See [`OnBadRecord`].
+    pub on_bad_record: OnBadRecord,
+    /// Different bad records that are tolerated under `mask` and `substitute` before a step fails.
+    pub bad_records_max: u64,
+    /// How files are read.
+    pub reader: ReaderKind,
+    /// Reader threads; `None`: two where there are at least two processors, else one.
+    pub reader_threads: Option<usize>,
+    /// Reads in flight on one reader thread.
+    pub depth: usize,
+    /// Steps read ahead of the trainer, beyond those that the shuffle keeps open; `None`: by the plan.
+    pub read_ahead_steps: Option<u32>,
+    /// Most bytes of the slab; `None`: half of the memory available.
+    pub memory_limit_bytes: Option<u64>,
+    /// Most bytes of batches that are handed out as ordinary memory because the program holds all slots.
+    pub overflow_bytes: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            global_batch: 1,
+            rank: 0,
+            world: 1,
+            columns: None,
+            shuffle: false,
+            seed: 0,
+            lanes: None,
+            chunk: None,
+            pool: None,
+            drop_last: false,
+            tail: None,
+            checksum: Checksum::Sampled,
+            on_bad_record: OnBadRecord::Raise,
+            bad_records_max: 100,
+            reader: ReaderKind::Auto,
+            reader_threads: None,
+            depth: 8,
+            read_ahead_steps: None,
+            memory_limit_bytes: None,
+            overflow_bytes: 1 << 30,
+        }
+    }
+}
+
+impl Settings {
+    /// Refuses settings that cannot be honoured whatever the topic holds.
+    pub fn check(&self) -> Result<()> {
+        let Self { global_batch, rank, world, .. } = *self;
+        if world == 0 || world > WORLD_MAX || rank >= world {
+            return Err(Error::invalid(format!(
+                "rank is 0 to world_size-1, world_size 1 to {WORLD_MAX}: rank={rank} world_size={world}"
+            )));
+        }
+        if global_batch == 0 || global_batch > BATCH_MAX {
+            return Err(Error::invalid(format!(
+                "a global batch has 1 to {BATCH_MAX} samples: global_batch_size={global_batch}"
+            )));
+        }
+        if global_batch % world != 0 {
+            let below = global_batch / world * world;
+            let near = if below == 0 { world } else { below };
+            return Err(Error::invalid(format!(
+                "the global batch does not divide by the ranks: global_batch_size={global_batch} world_size={world}"
+            ))
+            .with_hint(format!("use a multiple of {world}, such as {near} or {}", below + world)));
+        }
+        let tops = [("lanes", self.lanes, 1 << 20), ("chunk", self.chunk, 1 << 30), ("pool", self.pool, 1 << 10)];
+        for (name, value, top) in tops {
+            if value.is_some_and(|value| value == 0 || value > top) {
+                return Err(Error::invalid(format!("{name} is 1 to {top}: {name}={}", value.unwrap_or(0))));
+            }
+        }
+        if self.reader_threads.is_some_and(|threads| threads == 0 || threads > READER_THREADS_MAX) {
+            return Err(Error::invalid(format!("reader_threads is 1 to {READER_THREADS_MAX}")));
+        }
+        if self.depth == 0 || self.depth > DEPTH_MAX {
+            return Err(Error::invalid(format!("depth is 1 to {DEPTH_MAX}: depth={}", self.depth)));
+        }
+        if self.on_bad_record != OnBadRecord::Raise && self.checksum != Checksum::Always {
+            return Err(Error::invalid(
+                "on_bad_record='mask' and 'substitute' need checksum='always': only then a replay finds the same bad records",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Rows of one full batch of this rank.
+    pub fn rank_batch(&self) -> u32 {
+        self.global_batch / self.world
+    }
+
+    /// The tail policy in force.
+    pub fn tail(&self) -> Tail {
+        self.tail.unwrap_or(if self.world > 1 { Tail::Pad } else { Tail::Short })
+    }
+
+    /// Whether batches carry a `mask`: when rows may be repeats or holes.
+    pub fn masked(&self) -> bool {
+        let padded = !self.drop_last && self.tail() == Tail::Pad;
+        padded || self.on_bad_record == OnBadRecord::Mask
+    }
+
+    /// Reader threads in force.
+    pub fn threads(&self) -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        self.reader_threads.unwrap_or(if cores >= 2 { 2 } else { 1 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(change: impl FnOnce(&mut Settings)) -> String {
+        let mut settings = Settings::default();
+        change(&mut settings);
+        settings.check().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn impossible_settings_are_refused_with_their_values() {
+        assert!(refused(|s| s.rank = 1).contains("rank=1 world_size=1"));
+        assert!(refused(|s| s.global_batch = 0).contains("global_batch_size=0"));
+        assert!(refused(|s| (s.global_batch, s.world) = (10, 4)).contains("does not divide"));
+        assert!(refused(|s| s.lanes = Some(0)).contains("lanes=0"));
+        assert!(refused(|s| s.on_bad_record = OnBadRecord::Mask).contains("checksum='always'"));
+        assert!(Checksum::parse("sometimes").unwrap_err().to_string().contains("always, sampled, off"));
+        Settings::default().check().unwrap();
+    }
+}

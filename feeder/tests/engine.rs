@@ -1,0 +1,514 @@
+//! The engine against the plan's own reference form: every batch of every rank holds the samples it should, row for row,
+//! whatever the shape of the topic, the order, the reader, the number of threads, and wherever it starts.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow_buffer::Buffer;
+use cursorstore::{Cursor, TopicName};
+use feeder::engine::{Batch, Checksum, Loader, OnBadRecord, Settings, Step};
+use feeder::log::{Root, Topic, TopicOptions, WriterOptions};
+use feeder::plan::{Line, Tail};
+use feeder::reader::ReaderKind;
+use feeder::{ErrorKind, Rows, Schema};
+
+const WAIT: Duration = Duration::from_secs(20);
+
+fn name() -> TopicName {
+    "corpus".parse().unwrap()
+}
+
+/// Value `k` of column `x` of sample `id`.
+fn x_of(id: u64, k: usize) -> u16 {
+    (id as u16).wrapping_mul(31).wrapping_add(k as u16)
+}
+
+fn rows(schema: &Arc<Schema>, ids: std::ops::Range<u64>, width: usize) -> Rows {
+    let id: Vec<i64> = ids.clone().map(|id| id as i64).collect();
+    let x: Vec<u16> = ids.clone().flat_map(|id| (0..width).map(move |k| x_of(id, k))).collect();
+    let y: Vec<f32> = ids.clone().flat_map(|id| [id as f32, -(id as f32), 0.5]).collect();
+    let columns = vec![Buffer::from_vec(id), Buffer::from_vec(x), Buffer::from_vec(y)];
+    Rows::new(schema.clone(), (ids.end - ids.start) as usize, columns).unwrap()
+}
+
+/// A topic whose samples, in the line's order, have the ids 0, 1, 2, ...: `parts` samples per partition.
+fn topic(root: &Path, parts: &[u64], width: usize, block_bytes: usize, appends: u64) -> Topic {
+    let schema = Schema::parse(&format!("id:int64, x:uint16[{width}], y:float32[3]")).unwrap();
+    let options = TopicOptions { partitions: parts.len() as u32, block_bytes, ..TopicOptions::default() };
+    let topic = Root::create(root).unwrap().create_topic(&name(), &schema, &options).unwrap();
+    let mut id = 0;
+    for (partition, &count) in parts.iter().enumerate() {
+        let writer = topic.writer(partition as u32, WriterOptions::default()).unwrap();
+        let end = id + count;
+        while id < end {
+            let next = (id + appends).min(end);
+            writer.append(&rows(topic.schema(), id..next, width)).unwrap();
+            id = next;
+        }
+        if partition % 2 == 0 {
+            writer.seal().unwrap();
+        }
+        writer.close().unwrap();
+    }
+    topic
+}
+
+fn bytes(batch: &Batch, column: &str) -> Vec<u8> {
+    let column = batch.columns.iter().find(|c| &*c.name == column).unwrap();
+    assert_eq!(column.data as usize % 64, 0);
+    // SAFETY: the batch holds the owner of the column's `bytes` bytes.
+    unsafe { std::slice::from_raw_parts(column.data, column.bytes) }.to_vec()
+}
+
+fn ids(batch: &Batch) -> Vec<u64> {
+    bytes(batch, "id").chunks(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as u64).collect()
+}
+
+/// The ids of a batch, after looking at every value of it.
+fn checked_ids(batch: &Batch, width: usize) -> Vec<u64> {
+    let ids = ids(batch);
+    let x: Vec<u16> = bytes(batch, "x").chunks(2).map(|b| u16::from_le_bytes(b.try_into().unwrap())).collect();
+    let y: Vec<f32> = bytes(batch, "y").chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+    for (row, &id) in ids.iter().enumerate() {
+        assert!((0..width).all(|k| x[row * width + k] == x_of(id, k)), "row {row} is not sample {id}");
+        assert_eq!(y[row * 3..row * 3 + 3], [id as f32, -(id as f32), 0.5]);
+    }
+    ids
+}
+
+fn next(loader: &mut Loader) -> Option<Batch> {
+    match loader.poll_next(WAIT).unwrap() {
+        Step::Batch(batch) => Some(batch),
+        Step::End => None,
+        Step::Pending => panic!("no batch within {WAIT:?}"),
+    }
+}
+
+fn expected(loader: &Loader, cursor: Cursor) -> Vec<u64> {
+    let settings = loader.settings();
+    let ends: Arc<[u64]> = loader.dataset().line().ends().into();
+    Line::new(loader.key(), ends, cursor.epoch).unwrap().step(
+        cursor.n,
+        settings.global_batch,
+        settings.rank,
+        settings.world,
+    )
+}
+
+/// Runs `epochs` epochs and compares every batch with the reference.
+fn compare(loader: &mut Loader, epochs: u64, width: usize) {
+    for _ in 0..epochs {
+        loader.begin().unwrap();
+        let mut steps = 0;
+        loop {
+            let cursor = loader.cursor();
+            let Some(batch) = next(loader) else { break };
+            let got = checked_ids(&batch, width);
+            let want = expected(loader, cursor);
+            assert_eq!(got[..want.len()], want, "at {cursor:?}");
+            assert_eq!(batch.rows as usize, got.len());
+            if loader.settings().masked() {
+                let mask = bytes(&batch, "mask");
+                let valid = mask.iter().filter(|&&flag| flag == 1).count();
+                assert_eq!(valid, want.len());
+            } else {
+                assert_eq!(got.len(), want.len());
+            }
+            steps += 1;
+        }
+        assert_eq!(steps, loader.steps());
+    }
+}
+
+fn settings() -> Settings {
+    Settings { global_batch: 12, seed: 7, ..Settings::default() }
+}
+
+#[test]
+fn every_batch_is_the_reference_s_for_orders_readers_and_worlds() {
+    let folder = tempfile::tempdir().unwrap();
+    topic(folder.path(), &[301, 0, 64, 200], 40, 2048, 17);
+    for (shuffle, world, drop_last) in
+        [(false, 1, false), (false, 3, false), (false, 4, true), (true, 1, false), (true, 3, false), (true, 12, true)]
+    {
+        for (reader, threads, checksum) in [
+            (ReaderKind::Auto, 2, Checksum::Sampled),
+            (ReaderKind::Preadv, 1, Checksum::Always),
+            (ReaderKind::Preadv, 3, Checksum::Off),
+        ] {
+            for rank in [0, world - 1] {
+                let settings = Settings {
+                    shuffle,
+                    world,
+                    rank,
+                    drop_last,
+                    reader,
+                    reader_threads: Some(threads),
+                    checksum,
+                    lanes: Some(8),
+                    chunk: Some(10),
+                    pool: Some(3),
+                    ..settings()
+                };
+                let mut loader = Loader::open(folder.path(), &name(), settings).unwrap();
+                compare(&mut loader, 3, 40);
+            }
+        }
+    }
+}
+
+#[test]
+fn large_rows_and_columns_are_read_straight_and_leased() {
+    let folder = tempfile::tempdir().unwrap();
+    let width = 3000;
+    topic(folder.path(), &[90, 50], width, 64 << 10, 9);
+    for shuffle in [false, true] {
+        for checksum in [Checksum::Off, Checksum::Always] {
+            let settings = Settings { shuffle, checksum, chunk: Some(6), lanes: Some(4), ..settings() };
+            let mut loader = Loader::open(folder.path(), &name(), settings).unwrap();
+            compare(&mut loader, 3, width);
+            let stats = loader.stats();
+            assert!(stats.leased_slots == 0 && stats.overflow_batches == 0, "{stats:?}");
+        }
+    }
+}
+
+#[test]
+fn a_program_that_keeps_all_batches_gets_them_intact() {
+    let folder = tempfile::tempdir().unwrap();
+    let width = 3000;
+    topic(folder.path(), &[400], width, 64 << 10, 50);
+    let mut loader = Loader::open(folder.path(), &name(), Settings { shuffle: true, ..settings() }).unwrap();
+    loader.begin().unwrap();
+    let (mut kept, mut wanted) = (Vec::new(), Vec::new());
+    loop {
+        wanted.push(expected(&loader, loader.cursor()));
+        let Some(batch) = next(&mut loader) else { break };
+        kept.push(batch);
+    }
+    assert!(loader.stats().overflow_batches > 0);
+    loader.close();
+    for (batch, want) in kept.iter().zip(&wanted) {
+        assert_eq!(&checked_ids(batch, width), want);
+    }
+}
+
+#[test]
+fn a_full_overflow_is_an_error_that_loses_no_batch() {
+    let folder = tempfile::tempdir().unwrap();
+    let width = 3000;
+    topic(folder.path(), &[400], width, 64 << 10, 50);
+    let mut loader = Loader::open(folder.path(), &name(), Settings { overflow_bytes: 100_000, ..settings() }).unwrap();
+    loader.begin().unwrap();
+    let mut kept = Vec::new();
+    let error = loop {
+        match loader.poll_next(WAIT) {
+            Ok(Step::Batch(batch)) => kept.push(batch),
+            Ok(_) => panic!("the epoch ended"),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::NoSpace);
+    assert!(error.to_string().contains("overflow_bytes"), "{error}");
+    let got = kept.len();
+    drop(kept);
+    assert_eq!(checked_ids(&next(&mut loader).unwrap(), width)[0], got as u64 * 12);
+}
+
+#[test]
+fn resumed_anywhere_with_other_batches_and_worlds_it_is_one_straight_run() {
+    let folder = tempfile::tempdir().unwrap();
+    topic(folder.path(), &[257, 100], 8, 1024, 31);
+    let shuffled = Settings { shuffle: true, lanes: Some(6), chunk: Some(7), ..settings() };
+    for base in [settings(), shuffled] {
+        let reference = Loader::open(folder.path(), &name(), base.clone()).unwrap();
+        let ends: Arc<[u64]> = reference.dataset().line().ends().into();
+        let mut state = reference.state(None).unwrap();
+        let mut random = 12345u64;
+        for _ in 0..30 {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let pick = |n: u64| (random >> 33) % n;
+            let world = [1, 2, 3, 4][pick(4) as usize];
+            let global_batch = world * (1 + pick(9) as u32);
+            let steps = 1 + pick(13);
+            let mut cursors = Vec::new();
+            for rank in 0..world {
+                let settings = Settings { world, rank, global_batch, ..base.clone() };
+                let mut loader = Loader::open(folder.path(), &name(), settings).unwrap();
+                loader.load(&state).unwrap();
+                assert_eq!(loader.state(None).unwrap(), state);
+                loader.begin().unwrap();
+                for _ in 0..steps {
+                    let at = loader.cursor();
+                    let Some(batch) = next(&mut loader) else {
+                        loader.begin().unwrap();
+                        continue;
+                    };
+                    let line = Line::new(loader.key(), ends.clone(), at.epoch).unwrap();
+                    let want = line.step(at.n, global_batch, rank, world);
+                    assert_eq!(checked_ids(&batch, 8)[..want.len()], want);
+                }
+                cursors.push(loader.state(None).unwrap());
+            }
+            assert!(cursors.iter().all(|state| *state == cursors[0]), "ranks disagree on the state");
+            state = cursors.pop().unwrap();
+        }
+    }
+}
+
+#[test]
+fn iter_and_set_epoch_follow_their_rules() {
+    let folder = tempfile::tempdir().unwrap();
+    topic(folder.path(), &[50], 8, 1024, 31);
+    let mut loader = Loader::open(folder.path(), &name(), Settings { shuffle: true, ..settings() }).unwrap();
+    let at = |loader: &Loader| (loader.cursor().epoch, loader.cursor().n);
+    let drain = |loader: &mut Loader| {
+        let mut count = 0;
+        while let Some(batch) = next(loader) {
+            assert_eq!(batch.epoch, loader.cursor().epoch);
+            count += 1;
+        }
+        count
+    };
+    loader.begin().unwrap();
+    let first = ids(&next(&mut loader).unwrap());
+    next(&mut loader).unwrap();
+    loader.begin().unwrap(); // after a break the epoch starts again
+    assert_eq!(ids(&next(&mut loader).unwrap()), first);
+    assert_eq!(drain(&mut loader), 4);
+    assert_eq!(at(&loader), (0, 50));
+    let end = loader.state(None).unwrap();
+    loader.begin().unwrap(); // after the end, the next epoch
+    assert_eq!(at(&loader), (1, 0));
+    assert_eq!(drain(&mut loader), 5);
+    loader.set_epoch(1).unwrap(); // asked for once more
+    loader.begin().unwrap();
+    assert_eq!((at(&loader), drain(&mut loader)), ((1, 0), 5));
+    loader.set_epoch(7).unwrap();
+    loader.begin().unwrap();
+    assert_eq!((at(&loader), drain(&mut loader)), ((7, 0), 5));
+
+    loader.load(&end).unwrap(); // a state at an epoch's end: plainly, the next epoch
+    loader.begin().unwrap();
+    assert_eq!((at(&loader), drain(&mut loader)), ((1, 0), 5));
+    loader.load(&end).unwrap(); // with the epoch named, nothing is left of it
+    loader.set_epoch(0).unwrap();
+    loader.begin().unwrap();
+    assert_eq!((at(&loader), drain(&mut loader)), ((0, 50), 0));
+    loader.set_epoch(1).unwrap();
+    loader.begin().unwrap();
+    assert_eq!((at(&loader), drain(&mut loader)), ((1, 0), 5));
+
+    let middle = cursorstore::State { cursor: Cursor { epoch: 3, n: 24 }, ..end };
+    loader.load(&middle).unwrap();
+    loader.set_epoch(3).unwrap(); // keeps the cursor
+    assert_eq!(loader.state(None).unwrap(), middle);
+    loader.begin().unwrap();
+    assert_eq!(drain(&mut loader), 3);
+    loader.begin().unwrap(); // later epochs have their full length
+    assert_eq!((at(&loader), drain(&mut loader)), ((4, 0), 5));
+}
+
+#[test]
+fn states_of_earlier_batches_of_this_iteration() {
+    let folder = tempfile::tempdir().unwrap();
+    topic(folder.path(), &[50], 8, 1024, 31);
+    let mut loader = Loader::open(folder.path(), &name(), settings()).unwrap();
+    loader.begin().unwrap();
+    for _ in 0..4 {
+        next(&mut loader).unwrap();
+    }
+    assert_eq!(loader.state(Some(3)).unwrap().cursor.n, 36);
+    assert_eq!(loader.state(Some(0)).unwrap().cursor.n, 0);
+    assert!(loader.state(Some(5)).unwrap_err().to_string().contains("handed_out=4"));
+}
+
+#[test]
+fn states_that_cannot_be_honoured_are_refused_and_change_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    topic(folder.path(), &[50], 8, 1024, 31);
+    let open = |settings: Settings| Loader::open(folder.path(), &name(), settings).unwrap();
+    let shuffled = Settings { shuffle: true, ..settings() };
+    let state = open(shuffled.clone()).state(None).unwrap();
+    let refusal = |mut loader: Loader, state: &cursorstore::State| {
+        let before = loader.state(None).unwrap();
+        let error = loader.load(state).unwrap_err();
+        assert_eq!(loader.state(None).unwrap(), before);
+        (error.kind(), error.to_string())
+    };
+    let (kind, text) = refusal(open(settings()), &state);
+    assert!(kind == ErrorKind::StateMismatch && text.contains("shuffle"), "{text}");
+    let (_, text) = refusal(open(Settings { seed: 8, ..shuffled.clone() }), &state);
+    assert!(text.contains("state=7 loader=8"), "{text}");
+    let (_, text) = refusal(open(Settings { lanes: Some(3), ..shuffled.clone() }), &state);
+    assert!(text.contains("lanes"), "{text}");
+    let mut other = state.clone();
+    other.topic = "elsewhere".parse().unwrap();
+    assert!(refusal(open(shuffled.clone()), &other).1.contains("another topic"));
+    let mut more = state.clone();
+    more.windows[0].extents[0].to = 60;
+    let (kind, text) = refusal(open(shuffled.clone()), &more);
+    assert!(kind == ErrorKind::NotRetained && text.contains("missing=10"), "{text}");
+
+    Root::open(folder.path()).unwrap().remove_topic(&name()).unwrap();
+    topic(folder.path(), &[50], 8, 1024, 31);
+    let (kind, text) = refusal(open(shuffled), &state);
+    assert!(kind == ErrorKind::StateMismatch && text.contains("made again"), "{text}");
+}
+
+#[test]
+fn growth_of_the_topic_does_not_touch_a_running_or_resumed_job() {
+    let folder = tempfile::tempdir().unwrap();
+    let made = topic(folder.path(), &[60], 8, 1024, 31);
+    let mut loader = Loader::open(folder.path(), &name(), Settings { shuffle: true, ..settings() }).unwrap();
+    loader.begin().unwrap();
+    next(&mut loader).unwrap();
+    let state = loader.state(None).unwrap();
+    let writer = made.writer(0, WriterOptions::default()).unwrap();
+    writer.append(&rows(made.schema(), 60..90, 8)).unwrap();
+    writer.seal().unwrap();
+    let mut resumed = Loader::open(folder.path(), &name(), Settings { shuffle: true, ..settings() }).unwrap();
+    assert_eq!(resumed.samples(), 90);
+    resumed.load(&state).unwrap();
+    assert_eq!(resumed.samples(), 60);
+    resumed.begin().unwrap();
+    while let Some(batch) = next(&mut loader) {
+        assert_eq!(checked_ids(&next(&mut resumed).unwrap(), 8), checked_ids(&batch, 8));
+    }
+    assert!(next(&mut resumed).is_none());
+}
+
+/// Flips one byte in the data of sample `id`'s column `x`.
+fn damage(topic: &Topic, id: u64, width: usize) {
+    let view = topic.view().unwrap();
+    let partition = &view.partitions[0];
+    let segment = partition.segment_of(id).unwrap();
+    let block = segment.block_of(id).unwrap();
+    let column = feeder::log::column_at(topic.schema(), block.rows, 1);
+    let at = block.body + column + (id - block.base) * width as u64 * 2;
+    let mut bytes = std::fs::read(&segment.path).unwrap();
+    bytes[at as usize] ^= 0x40;
+    std::fs::write(&segment.path, bytes).unwrap();
+}
+
+#[test]
+fn a_damaged_record_is_raised_masked_or_replaced_as_asked_and_the_same_way_on_replay() {
+    let folder = tempfile::tempdir().unwrap();
+    let width = 65_536; // a row is two checksummed pieces
+    let made = topic(folder.path(), &[30], width, 1 << 20, 30);
+    damage(&made, 17, width);
+    let open = |on_bad_record, shuffle| {
+        let settings =
+            Settings { checksum: Checksum::Always, on_bad_record, shuffle, global_batch: 5, ..Settings::default() };
+        let mut loader = Loader::open(folder.path(), &name(), settings).unwrap();
+        loader.begin().unwrap();
+        loader
+    };
+    let mut loader = open(OnBadRecord::Raise, false);
+    for _ in 0..3 {
+        next(&mut loader).unwrap();
+    }
+    for _ in 0..2 {
+        let error = loader.poll_next(WAIT).err().expect("the damaged step must fail, and again when asked again");
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        let text = error.to_string();
+        assert!(text.contains("block=") && text.contains("offset=") && text.contains(".arrow"), "{text}");
+    }
+    assert_eq!(loader.cursor().n, 15, "a step that failed is not consumed");
+
+    for shuffle in [false, true] {
+        let mut runs = Vec::new();
+        for _ in 0..2 {
+            let mut loader = open(OnBadRecord::Mask, shuffle);
+            let mut seen = Vec::new();
+            while let Some(batch) = next(&mut loader) {
+                seen.extend(ids(&batch).into_iter().zip(bytes(&batch, "mask")));
+            }
+            let holes: Vec<_> = seen.iter().filter(|(_, flag)| *flag == 0).collect();
+            assert_eq!(holes, [&(0, 0)], "the row is zeroed and marked");
+            assert_eq!(loader.stats().bad_records, 1);
+            assert!(loader.bad_records()[&17].contains("checksum"));
+            runs.push(seen);
+
+            let mut loader = open(OnBadRecord::Substitute, shuffle);
+            let mut seen = Vec::new();
+            while let Some(batch) = next(&mut loader) {
+                seen.extend(checked_ids(&batch, width).into_iter().map(|id| (id, 1)));
+            }
+            assert_eq!(seen.iter().filter(|(id, _)| *id == 18).count(), 2, "the next good sample stands in");
+            assert!(seen.iter().all(|(id, _)| *id != 17));
+            runs.push(seen);
+        }
+        assert_eq!(runs[0], runs[2]);
+        assert_eq!(runs[1], runs[3]);
+    }
+}
+
+#[test]
+fn a_truncated_segment_is_an_error_and_the_steps_before_it_are_good() {
+    let folder = tempfile::tempdir().unwrap();
+    let width = 3000;
+    let made = topic(folder.path(), &[200], width, 64 << 10, 50);
+    let path = made.view().unwrap().partitions[0].segment_of(0).unwrap().path.clone();
+    let mut loader =
+        Loader::open(folder.path(), &name(), Settings { read_ahead_steps: Some(1), ..settings() }).unwrap();
+    let block = made.view().unwrap().partitions[0].segment_of(190).unwrap().block_of(190).unwrap();
+    loader.begin().unwrap();
+    next(&mut loader).unwrap();
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(block.body).unwrap();
+    let mut good = 0;
+    let error = loop {
+        match loader.poll_next(WAIT) {
+            Ok(Step::Batch(batch)) => good += checked_ids(&batch, width).len(),
+            Ok(_) => panic!("the damage was not seen"),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!((good as u64 + 12) / 12, block.base / 12, "every step before the damage is good");
+    assert!(error.to_string().contains("ends too early"), "{error}");
+}
+
+#[test]
+fn bad_requests_are_refused_with_what_is_allowed() {
+    let folder = tempfile::tempdir().unwrap();
+    topic(folder.path(), &[50], 8, 1024, 31);
+    let refused =
+        |settings: Settings| Loader::open(folder.path(), &name(), settings).err().expect("refused").to_string();
+    let column = refused(Settings { columns: Some(vec!["idd".into()]), ..settings() });
+    assert!(column.contains("did you mean \"id\""), "{column}");
+    let batch = refused(Settings { global_batch: 51, drop_last: true, ..Settings::default() });
+    assert!(batch.contains("samples=50"), "{batch}");
+    let unknown = Loader::open(folder.path(), &"corpse".parse().unwrap(), settings()).err().unwrap();
+    assert!(unknown.kind() == ErrorKind::NotFound && unknown.to_string().contains("corpus"), "{unknown}");
+    let tight = Settings { memory_limit_bytes: Some(1000), ..settings() };
+    let mut loader = Loader::open(folder.path(), &name(), tight).unwrap();
+    let error = loader.begin().unwrap_err();
+    assert!(error.kind() == ErrorKind::NoSpace && error.to_string().contains("needed_bytes="), "{error}");
+}
+
+#[test]
+fn ranks_at_the_tail_get_equal_shapes_or_short_parts() {
+    let folder = tempfile::tempdir().unwrap();
+    topic(folder.path(), &[29], 8, 1024, 31);
+    for (tail, shapes) in [(Tail::Pad, [2, 2, 2]), (Tail::Short, [1, 2, 2])] {
+        let mut union = Vec::new();
+        for rank in 0..3 {
+            let settings = Settings { world: 3, rank, tail: Some(tail), shuffle: true, ..settings() };
+            let mut loader = Loader::open(folder.path(), &name(), settings).unwrap();
+            loader.begin().unwrap();
+            let mut last = None;
+            while let Some(batch) = next(&mut loader) {
+                let valid = match loader.settings().masked() {
+                    true => bytes(&batch, "mask").iter().filter(|&&flag| flag == 1).count(),
+                    false => batch.rows as usize,
+                };
+                union.extend_from_slice(&ids(&batch)[..valid]);
+                last = Some(batch.rows);
+            }
+            assert_eq!(last, Some(shapes[rank as usize]));
+        }
+        union.sort_unstable();
+        assert_eq!(union, (0..29).collect::<Vec<_>>());
+    }
+}
