@@ -28,6 +28,7 @@ die() {
 # Names what is missing before anything is built. Nothing here is installed for the user: it is the system's.
 need_system() {
     [[ $(uname -s) == Linux ]] || die "Forebay runs on Linux only: system=$(uname -s)"
+    command -v cargo >/dev/null || PATH=$PATH:$HOME/.cargo/bin
     command -v cargo >/dev/null || die "cargo is missing, Rust's build tool" \
         "install Rust with rustup (https://rustup.rs), then open a new shell"
     local have want
