@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Shared by the scripts here: a virtual environment with pinned tools, torch, and the package built into it.
 #
 # Every step leaves a stamp and is skipped while what it was made from has not changed, so that a second run takes
@@ -53,7 +54,7 @@ stamped() {
     shift 2
     [[ -f $stamp && $(<"$stamp") == "$key" ]] && return
     rm -f "$stamp"
-    "$@"
+    "$@" || return # spelled out: errexit is off where a caller looks at the result
     printf '%s\n' "$key" >"$stamp"
 }
 
@@ -75,7 +76,7 @@ ensure_tools() {
 
 install_tools() {
     say "installing pinned tools"
-    "$venv/bin/python" -m pip install -q --disable-pip-version-check "uv==$FOREBAY_UV_VERSION"
+    "$venv/bin/python" -m pip install -q --disable-pip-version-check "uv==$FOREBAY_UV_VERSION" || return
     uv_install -r "$root/scripts/requirements.txt"
 }
 
@@ -111,15 +112,14 @@ build_wheel() {
     say "building the wheel: profile=$profile"
     rm -rf "$out"
     (cd "$root/bindings" && "$venv/bin/maturin" build -q --profile "$profile" --auditwheel skip \
-        --compression-method stored --interpreter "$venv/bin/python" --out "$out")
+        --compression-method stored --interpreter "$venv/bin/python" --out "$out") || return
     wheel=$(echo "$out"/*.whl)
-    [[ -f $wheel ]] || die "maturin left no wheel: folder=$out"
 }
 
 # ensure_package dev|release
 ensure_package() {
     ensure_tools
-    build_wheel "$1"
+    build_wheel "$1" || return
     stamped package "$(sha256sum <"$wheel")" install_wheel
 }
 
