@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Shared by the scripts here: a virtual environment with pinned tools, torch, and the package built into it.
 #
 # Every step leaves a stamp and is skipped while what it was made from has not changed, so that a second run takes
@@ -28,6 +29,7 @@ die() {
 # Names what is missing before anything is built. Nothing here is installed for the user: it is the system's.
 need_system() {
     [[ $(uname -s) == Linux ]] || die "Forebay runs on Linux only: system=$(uname -s)"
+    command -v cargo >/dev/null || PATH=$PATH:$HOME/.cargo/bin
     command -v cargo >/dev/null || die "cargo is missing, Rust's build tool" \
         "install Rust with rustup (https://rustup.rs), then open a new shell"
     local have want
@@ -52,7 +54,7 @@ stamped() {
     shift 2
     [[ -f $stamp && $(<"$stamp") == "$key" ]] && return
     rm -f "$stamp"
-    "$@"
+    "$@" || return # spelled out: errexit is off where a caller looks at the result
     printf '%s\n' "$key" >"$stamp"
 }
 
@@ -74,7 +76,7 @@ ensure_tools() {
 
 install_tools() {
     say "installing pinned tools"
-    "$venv/bin/python" -m pip install -q --disable-pip-version-check "uv==$FOREBAY_UV_VERSION"
+    "$venv/bin/python" -m pip install -q --disable-pip-version-check "uv==$FOREBAY_UV_VERSION" || return
     uv_install -r "$root/scripts/requirements.txt"
 }
 
@@ -110,15 +112,14 @@ build_wheel() {
     say "building the wheel: profile=$profile"
     rm -rf "$out"
     (cd "$root/bindings" && "$venv/bin/maturin" build -q --profile "$profile" --auditwheel skip \
-        --compression-method stored --interpreter "$venv/bin/python" --out "$out")
+        --compression-method stored --interpreter "$venv/bin/python" --out "$out") || return
     wheel=$(echo "$out"/*.whl)
-    [[ -f $wheel ]] || die "maturin left no wheel: folder=$out"
 }
 
 # ensure_package dev|release
 ensure_package() {
     ensure_tools
-    build_wheel "$1"
+    build_wheel "$1" || return
     stamped package "$(sha256sum <"$wheel")" install_wheel
 }
 
