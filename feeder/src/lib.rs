@@ -11,6 +11,8 @@ pub mod schema;
 
 pub mod rows;
 
+pub mod ingest;
+
 pub use error::{Error, ErrorKind, Result};
 pub use rows::Rows;
 pub use schema::{Column, Dtype, Schema};
