@@ -128,7 +128,7 @@ pub(super) fn bytes_of(place: &Place<'_>, take: &Take, array: &ArrayRef) -> Resu
                 if i64::from(list.value_length()) != i64::from(length) {
                     return Err(place.ragged(place.row, list.value_length() as u64, length));
                 }
-                let from = list.value_offset_at(0) as usize;
+                let from = list.value_offset_at(0);
                 (list.values().slice(from, list.len() * length as usize), length)
             }
             DataType::List(_) => {

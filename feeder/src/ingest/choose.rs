@@ -60,8 +60,7 @@ pub(super) fn choose(path: &Path, found: &[Found], given: &Given) -> Result<(Arc
         columns.push(column);
         takes.push(take);
     }
-    let schema = Schema::new(columns)
-        .map_err(|error| Error::invalid(format!("{error} path={}", path.display())))?;
+    let schema = Schema::new(columns).map_err(|error| Error::invalid(format!("{error} path={}", path.display())))?;
     Ok((Arc::new(schema), takes))
 }
 
@@ -72,10 +71,14 @@ fn wanted(path: &Path, found: &[Found], given: &Given) -> Result<Vec<String>> {
         (Some(schema), Some(columns)) => {
             let names = of_schema(schema);
             if let Some(odd) = columns.iter().find(|name| !names.contains(name)) {
-                return Err(Error::invalid(format!("a column to take is not in the schema: column={odd:?} schema={schema}")));
+                return Err(Error::invalid(format!(
+                    "a column to take is not in the schema: column={odd:?} schema={schema}"
+                )));
             }
             if let Some(odd) = names.iter().find(|name| !columns.contains(name)) {
-                return Err(Error::invalid(format!("a column of the schema is not among those to take: column={odd:?}")));
+                return Err(Error::invalid(format!(
+                    "a column of the schema is not among those to take: column={odd:?}"
+                )));
             }
             names
         }
@@ -175,7 +178,8 @@ fn fit(dims: &[Option<u32>], shape: &[u32]) -> Option<Vec<u32>> {
             Some(dims.iter().map(|dim| dim.unwrap_or(rest)).collect())
         }
         _ => {
-            let same = dims.len() == shape.len() && dims.iter().zip(shape).all(|(dim, n)| dim.is_none_or(|dim| dim == *n));
+            let same =
+                dims.len() == shape.len() && dims.iter().zip(shape).all(|(dim, n)| dim.is_none_or(|dim| dim == *n));
             same.then(|| shape.to_vec())
         }
     }
@@ -187,7 +191,11 @@ fn product(mut dims: impl Iterator<Item = u32>) -> Option<u64> {
 
 fn cast(path: &Path, column: &Found, from: Dtype, to: Dtype) -> Result<Cast> {
     Cast::new(from, to, column.swap).ok_or_else(|| {
-        Error::invalid(format!("no lossless cast: path={} column={:?} from={from} to={to}", path.display(), column.name))
+        Error::invalid(format!(
+            "no lossless cast: path={} column={:?} from={from} to={to}",
+            path.display(),
+            column.name
+        ))
     })
 }
 

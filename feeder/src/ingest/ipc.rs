@@ -96,7 +96,11 @@ impl IpcDecoder {
         let mut batches = Vec::new();
         let mut end = FILE_HEAD_BYTES;
         for block in footer.recordBatches().into_iter().flatten() {
-            let place = (u64::try_from(block.offset()), u64::try_from(block.metaDataLength()), u64::try_from(block.bodyLength()));
+            let place = (
+                u64::try_from(block.offset()),
+                u64::try_from(block.metaDataLength()),
+                u64::try_from(block.bodyLength()),
+            );
             let (Ok(at), Ok(meta_bytes), Ok(body_bytes)) = place else { return Err(damaged()) };
             let body_at = at.checked_add(meta_bytes).ok_or_else(damaged)?;
             let block_end = body_at.checked_add(body_bytes).filter(|&end| end <= footer_at).ok_or_else(damaged)?;

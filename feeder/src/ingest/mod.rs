@@ -26,9 +26,13 @@ mod raw;
 mod zip_directory;
 
 #[cfg(test)]
+mod arrow_tests;
+#[cfg(test)]
 mod fixtures;
 #[cfg(test)]
 mod hostile_tests;
+#[cfg(test)]
+mod npy_tests;
 
 use std::fs::File;
 use std::io::Read;
@@ -142,9 +146,10 @@ fn unknown(path: &Path, head: &[u8]) -> Error {
         }
         ([b'P', b'A', b'R', b'E', ..], _) => ("encrypted parquet cannot be read", "write it without encryption"),
         ([b'F', b'E', b'A', b'1', ..], _) => ("feather version 1 cannot be read", "write it as feather 2 or parquet"),
-        ([0x80, 2..=5, ..], _) | (_, "pkl" | "pickle") => {
-            ("pickled objects are refused: loading them can run any code", "save arrays with numpy.savez, or as parquet")
-        }
+        ([0x80, 2..=5, ..], _) | (_, "pkl" | "pickle") => (
+            "pickled objects are refused: loading them can run any code",
+            "save arrays with numpy.savez, or as parquet",
+        ),
         (_, "npy" | "npz" | "parquet" | "arrow" | "feather") => {
             ("the file does not start as its name says", "write it again, it may be damaged")
         }

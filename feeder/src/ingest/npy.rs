@@ -38,7 +38,8 @@ impl NpyDecoder {
         let shape = ArrayShape::new(path, None, &header)?;
         let there = input.bytes() - header.bytes;
         if there != shape.bytes {
-            let what = if there < shape.bytes { "the file ends before its array does" } else { "more follows the array" };
+            let what =
+                if there < shape.bytes { "the file ends before its array does" } else { "more follows the array" };
             return Err(Error::corrupt(format!(
                 "{what}: path={} bytes={there} expected={}",
                 path.display(),
@@ -282,13 +283,12 @@ impl ArrayReader {
 
 /// The columns of an array: its named fields, or itself under `name`.
 pub(super) fn found(path: &Path, name: &str, header: &Header) -> Result<Vec<Found>> {
-    let dims = |shape: &[u64]| {
-        shape
-            .iter()
-            .map(|&n| u32::try_from(n).map(Some))
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(|_| Error::invalid(format!("a dimension is too large: path={} shape={shape:?}", path.display())))
-    };
+    let dims =
+        |shape: &[u64]| {
+            shape.iter().map(|&n| u32::try_from(n).map(Some)).collect::<Result<Vec<_>, _>>().map_err(|_| {
+                Error::invalid(format!("a dimension is too large: path={} shape={shape:?}", path.display()))
+            })
+        };
     let value = header.shape.get(1..).unwrap_or_default();
     match &header.fields {
         Fields::One(kind) => {

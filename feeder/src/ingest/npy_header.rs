@@ -133,7 +133,9 @@ impl Fields {
                     let mut field = Field::of_literal(entry)?;
                     let bytes = field.shape.iter().try_fold(field.kind.bytes, |product, &n| product.checked_mul(n));
                     field.at = at;
-                    at = bytes.and_then(|bytes| at.checked_add(bytes)).ok_or(HeaderError::Malformed("sizes overflow"))?;
+                    at = bytes
+                        .and_then(|bytes| at.checked_add(bytes))
+                        .ok_or(HeaderError::Malformed("sizes overflow"))?;
                     fields.push(field);
                 }
                 Ok(Self::Named(fields))

@@ -209,7 +209,10 @@ impl<R: Read> Read for Summed<R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let got = self.inner.read(out)?;
         if got == 0 && !out.is_empty() && self.digest.finalize() as u32 != self.crc {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the array does not have the sum that the zip says"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the array does not have the sum that the zip says",
+            ));
         }
         self.digest.update(&out[..got]);
         Ok(got)

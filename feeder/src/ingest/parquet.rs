@@ -37,6 +37,7 @@ pub(super) struct ParquetDecoder {
 /// A reader made for batches of some size, and what is left of its last one.
 struct Batches {
     reader: ParquetRecordBatchReader,
+    rows_max: usize,
     pending: Option<RecordBatch>,
 }
 
@@ -65,9 +66,10 @@ impl ParquetDecoder {
     fn batch(&mut self, rows_max: usize) -> Result<Option<RecordBatch>> {
         let path = self.path.clone();
         contained(&path, || {
-            if self.reader.is_none() {
+            let fits = |batches: &Batches| batches.pending.is_some() || batches.rows_max >= rows_max;
+            if !self.reader.as_ref().is_some_and(fits) {
                 let reader = self.reader_at(rows_max)?;
-                self.reader = Some(Batches { reader, pending: None });
+                self.reader = Some(Batches { reader, rows_max, pending: None });
             }
             let Some(batches) = &mut self.reader else { return Ok(None) };
             let batch = match batches.pending.take() {
@@ -86,15 +88,11 @@ impl ParquetDecoder {
 
     /// A reader that begins at the row where this decoder stands, without touching row groups before it.
     fn reader_at(&self, rows_max: usize) -> Result<ParquetRecordBatchReader> {
-        let (mut before, mut groups) = (0, Vec::new());
-        for (group, meta) in self.meta.metadata().row_groups().iter().enumerate() {
-            let end = before + meta.num_rows() as u64;
-            if end > self.at {
-                groups.push(group);
-            }
-            if groups.is_empty() {
-                before = end;
-            }
+        let (mut before, mut first) = (0, 0);
+        let groups = self.meta.metadata().row_groups();
+        while first < groups.len() && before + groups[first].num_rows() as u64 <= self.at {
+            before += groups[first].num_rows() as u64;
+            first += 1;
         }
         let file = self
             .file
@@ -104,7 +102,7 @@ impl ParquetDecoder {
         let mask = ProjectionMask::roots(self.meta.metadata().file_metadata().schema_descr(), roots);
         ParquetRecordBatchReaderBuilder::new_with_metadata(file, self.meta.clone())
             .with_projection(mask)
-            .with_row_groups(groups)
+            .with_row_groups((first..groups.len()).collect())
             .with_offset((self.at - before) as usize)
             .with_batch_size(rows_max)
             .build()
@@ -165,7 +163,10 @@ fn check_footer(path: &Path, meta: &ArrowReaderMetadata, bytes: u64) -> Result<u
     let mut rows = 0u64;
     for (group, meta) in meta.metadata().row_groups().iter().enumerate() {
         let here = u64::try_from(meta.num_rows()).map_err(|_| wrong("a row group has a negative count", group))?;
-        rows = rows.checked_add(here).filter(|rows| *rows <= i64::MAX as u64).ok_or_else(|| wrong("too many rows", group))?;
+        rows = rows
+            .checked_add(here)
+            .filter(|rows| *rows <= i64::MAX as u64)
+            .ok_or_else(|| wrong("too many rows", group))?;
         for column in meta.columns() {
             let from = column.dictionary_page_offset().filter(|&at| at > 0).unwrap_or(column.data_page_offset());
             let end = from.checked_add(column.compressed_size());

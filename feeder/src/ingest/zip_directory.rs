@@ -173,7 +173,9 @@ fn entry(input: &Input, rest: &mut &[u8], place: u64) -> Result<Member> {
     }
     let at = header_at + MEMBER_BYTES + u64::from(u16_at(&header, 26)) + u64::from(u16_at(&header, 28));
     match at.checked_add(packed_bytes) {
-        Some(end) if end <= input.bytes() => Ok(Member { name, method, crc: u32_at(fixed, 16), at, packed_bytes, bytes }),
+        Some(end) if end <= input.bytes() => {
+            Ok(Member { name, method, crc: u32_at(fixed, 16), at, packed_bytes, bytes })
+        }
         _ => Err(damaged()),
     }
 }
