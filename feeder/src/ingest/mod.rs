@@ -22,7 +22,11 @@ mod npy;
 mod npy_header;
 mod npz;
 mod parquet;
+mod plan;
+mod progress;
 mod raw;
+mod runner;
+mod source;
 mod zip_directory;
 
 #[cfg(test)]
@@ -44,6 +48,10 @@ use crate::rows::Rows;
 use crate::schema::Schema;
 
 pub use npy::DEFAULT_COLUMN;
+pub use plan::{Plan, PlannedFile};
+pub use progress::{Event, Progress, Stage};
+pub use runner::{Request, Runner, Summary};
+pub use source::FILES_MAX;
 
 /// What the caller says about the columns of a file.
 #[derive(Clone, Debug, Default)]

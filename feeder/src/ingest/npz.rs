@@ -26,10 +26,14 @@ const HELD_BYTES_MAX: u64 = 1 << 30;
 
 /// Reads an npz file.
 pub(super) struct NpzDecoder {
-    arrays: Vec<ArrayReader>,
+    input: Input,
+    members: Vec<ArrayMember>,
+    takes: Vec<Take>,
     schema: Arc<Schema>,
     rows: u64,
-    path: Box<Path>,
+    at: u64,
+    /// One per column; made when the first rows are asked for, because sums may have to be checked then.
+    readers: Vec<ArrayReader>,
 }
 
 /// A member that holds an array.
@@ -70,15 +74,20 @@ impl NpzDecoder {
             swap: false,
         }));
         let (schema, takes) = choose(path, &columns, given)?;
-        let readers = takes.iter().zip(schema.columns()).map(|(take, column)| {
-            let one = Schema::new(vec![column.clone()])?;
-            arrays[take.from].reader(&input, take, &one)
-        });
-        Ok(Self { arrays: readers.collect::<Result<_>>()?, schema, rows, path: path.into() })
+        takes.iter().try_for_each(|take| arrays[take.from].shape(path).map(drop))?;
+        Ok(Self { input, members: arrays, takes, schema, rows, at: 0, readers: Vec::new() })
     }
 
-    fn at(&self) -> u64 {
-        self.arrays.first().map_or(0, |array| array.at)
+    /// Readers of all columns, at the present row.
+    fn start(&mut self) -> Result<()> {
+        let readers = self.takes.iter().zip(self.schema.columns()).map(|(take, column)| {
+            let one = Schema::new(vec![column.clone()])?;
+            let mut reader = self.members[take.from].reader(&self.input, take, &one)?;
+            reader.skip_to(self.at)?;
+            Ok(reader)
+        });
+        self.readers = readers.collect::<Result<_>>()?;
+        Ok(())
     }
 }
 
@@ -92,21 +101,27 @@ impl Decoder for NpzDecoder {
     }
 
     fn next(&mut self, rows_max: usize) -> Result<Option<Rows>> {
-        let count = self.arrays.first().map_or(0, |array| array.left(rows_max));
+        if self.readers.is_empty() {
+            self.start()?;
+        }
+        let count = self.readers.first().map_or(0, |reader| reader.left(rows_max));
         if count == 0 {
-            self.arrays.iter_mut().try_for_each(ArrayReader::finish)?;
+            self.readers.iter_mut().try_for_each(ArrayReader::finish)?;
             return Ok(None);
         }
-        let mut columns = Vec::with_capacity(self.arrays.len());
-        for array in &mut self.arrays {
-            columns.extend(array.next(count)?);
+        let mut columns = Vec::with_capacity(self.readers.len());
+        for reader in &mut self.readers {
+            columns.extend(reader.next(count)?);
         }
+        self.at += count as u64;
         Rows::new(self.schema.clone(), count, columns).map(Some)
     }
 
     fn skip_to(&mut self, row: u64) -> Result<()> {
-        check_forward(&self.path, self.at(), row, self.rows)?;
-        self.arrays.iter_mut().try_for_each(|array| array.skip_to(row))
+        check_forward(self.input.path(), self.at, row, self.rows)?;
+        self.readers.iter_mut().try_for_each(|reader| reader.skip_to(row))?;
+        self.at = row;
+        Ok(())
     }
 }
 
