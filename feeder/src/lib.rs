@@ -13,6 +13,8 @@ pub mod rows;
 
 pub mod ingest;
 
+pub mod log;
+
 pub use error::{Error, ErrorKind, Result};
 pub use rows::Rows;
 pub use schema::{Column, Dtype, Schema};

@@ -1,0 +1,143 @@
+//! Retention: whole sealed segments are deleted from the front of a partition, by age and by bytes, as far as nobody
+//! needs them.
+//!
+//! What must stay: the newest segment of every partition (its base keeps offsets from ever starting again), everything
+//! that a hold of the caller or a live guard needs, and everything behind such a segment.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+
+use super::files;
+use super::guard::Folder;
+use super::topic::Topic;
+use super::view::SegmentView;
+use crate::error::{Error, Result};
+
+/// What is to be kept. Without any limit everything is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Retention {
+    /// Most bytes of the topic's segment files; the oldest go first.
+    pub bytes: Option<u64>,
+    /// Segments whose last row is older go.
+    pub age_ms: Option<u64>,
+}
+
+/// What retention did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Retained {
+    /// Segments deleted.
+    pub segments: u64,
+    /// Rows in them.
+    pub rows: u64,
+    /// Bytes of their files.
+    pub bytes: u64,
+    /// Bytes of segments that were due and are held back by a guard or a hold.
+    pub held_bytes: u64,
+    /// First offset of every partition now.
+    pub first: Vec<u64>,
+}
+
+/// The lowest offset of a partition that must stay, beside what guards hold; `None` for no need.
+pub type Holds<'a> = &'a dyn Fn(u32) -> Option<u64>;
+
+struct Candidate {
+    segment: Arc<SegmentView>,
+    bytes: u64,
+    last_ms: u64,
+}
+
+/// One partition's deletable segments, the oldest last.
+struct Front {
+    candidates: Vec<Candidate>,
+    held_from: u64,
+    first: u64,
+}
+
+impl Topic {
+    /// Deletes what the rules no longer keep. Safe beside a writer and readers, in any process.
+    pub fn retain(&self, rules: &Retention, now_ms: u64, holds: Holds<'_>) -> Result<Retained> {
+        let folder = Folder::open(self.dir())?;
+        let guards: Vec<Vec<u64>> = folder.live()?.collect();
+        let mut total = 0;
+        let mut fronts = Vec::new();
+        for partition in 0..self.partitions() {
+            // A guard that says nothing of a partition holds all of it.
+            let held = guards.iter().map(|from| from.get(partition as usize).copied().unwrap_or(0));
+            let held_from = held.chain(holds(partition)).min().unwrap_or(u64::MAX);
+            let (front, bytes) = self.front(partition, held_from)?;
+            total += bytes;
+            fronts.push(front);
+        }
+        let mut report = Retained::default();
+        for (partition, front) in fronts.iter_mut().enumerate() {
+            while let Some(oldest) = front.candidates.last() {
+                let due = rules.age_ms.is_some_and(|age| now_ms.saturating_sub(oldest.last_ms) > age);
+                if !due || !self.delete_oldest(front, &mut total, &mut report)? {
+                    break;
+                }
+            }
+            report.first.push(front.first);
+            debug_assert!(partition < self.partitions() as usize);
+        }
+        while rules.bytes.is_some_and(|limit| total > limit) {
+            let ages = fronts.iter_mut().filter_map(|front| Some((front.candidates.last()?.last_ms, front)));
+            let Some((_, front)) = ages.min_by_key(|(last_ms, _)| *last_ms) else { break };
+            if !self.delete_oldest(front, &mut total, &mut report)? {
+                // Held: nothing more of this partition can go.
+                front.candidates.clear();
+            }
+        }
+        report.first = fronts.iter().map(|front| front.first).collect();
+        Ok(report)
+    }
+
+    /// First offset that is retained, by file names alone.
+    pub(super) fn first(&self, partition: u32) -> Result<u64> {
+        let listing = files::Listing::settled(&super::partition_dir(self.dir(), partition))?;
+        Ok(listing.sealed.iter().chain(&listing.open).copied().min().unwrap_or(0))
+    }
+
+    fn front(&self, partition: u32, held_from: u64) -> Result<(Front, u64)> {
+        let dir = super::partition_dir(self.dir(), partition);
+        let view = self.view_partition(partition)?;
+        let listing = files::Listing::settled(&dir)?;
+        let newest = listing.sealed.iter().chain(&listing.open).copied().max();
+        let (mut candidates, mut bytes) = (Vec::new(), 0);
+        for segment in view.segments() {
+            let path = &segment.path;
+            let about = match fs::metadata(path) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                about => {
+                    about.map_err(|error| Error::io(format!("cannot read segment: path={}", path.display()), error))?
+                }
+            };
+            bytes += about.len();
+            if segment.is_sealed() && newest != Some(segment.base) {
+                // A damaged segment does not say its age; its file does.
+                let said = segment.time_ms().ok().flatten().map(|time| time.1);
+                let last_ms = said.unwrap_or((about.mtime() as u64).saturating_mul(1000));
+                candidates.push(Candidate { segment: segment.clone(), bytes: about.len(), last_ms });
+            }
+        }
+        candidates.reverse();
+        Ok((Front { candidates, held_from, first: view.first }, bytes))
+    }
+
+    /// Deletes a partition's oldest segment, unless it is held.
+    fn delete_oldest(&self, front: &mut Front, total: &mut u64, report: &mut Retained) -> Result<bool> {
+        let Some(oldest) = front.candidates.last() else { return Ok(false) };
+        if oldest.segment.end > front.held_from {
+            report.held_bytes += oldest.bytes;
+            return Ok(false);
+        }
+        files::remove(&oldest.segment.path)?;
+        report.segments += 1;
+        report.rows += oldest.segment.end - oldest.segment.base;
+        report.bytes += oldest.bytes;
+        *total -= oldest.bytes.min(*total);
+        front.first = oldest.segment.end;
+        front.candidates.pop();
+        Ok(true)
+    }
+}

@@ -1,0 +1,191 @@
+//! What an active segment holds: the walk over its headers, for the writer's recovery and for readers alike.
+//!
+//! Both see the same rows, because the rule is one of the bytes alone: whole commit groups, up to the first that is not
+//! whole. What comes after is a *torn tail*, never acknowledged as durable. Bytes that were durable once (a later header
+//! or the hint says so) and are wrong now are *damage*: they are named, their offsets stay lost, and the rows after them
+//! stay readable. Rows that are not known durable are verified against their checksums, because a crash of the machine
+//! may leave a header without its body.
+
+use std::fs::File;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::Identity;
+use super::block::{self, BadBody, BlockRef, Header, NoHeader};
+use super::files::Hint;
+use super::layout::PAGE_BYTES;
+use crate::schema::Schema;
+
+/// Why offsets are lost without bytes that would be wrong.
+const CUT_SHORT: &str = "the file is shorter than what was durable";
+
+/// A stretch of a segment that was durable and is unreadable now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Hole {
+    /// Number of the block in its file, counting what is readable before it.
+    pub(super) block: usize,
+    /// File position where the damage begins.
+    pub(super) position: u64,
+    /// Offsets lost.
+    pub(super) offsets: Range<u64>,
+    pub(super) why: &'static str,
+}
+
+/// The state of a walk; it can go on later, when the file has grown.
+#[derive(Clone, Debug)]
+pub(super) struct Scan {
+    pub(super) blocks: Vec<BlockRef>,
+    pub(super) holes: Vec<Hole>,
+    /// File position after the last whole group.
+    pub(super) good: u64,
+    /// Offset after the last whole group.
+    pub(super) end: u64,
+    /// Bytes known durable.
+    pub(super) synced: u64,
+    /// Whole blocks beyond `good`, and their rows: what a torn tail loses.
+    pub(super) torn_rows: u64,
+}
+
+/// The file that is walked over.
+pub(super) struct Walk<'a> {
+    pub(super) file: &'a File,
+    pub(super) len: u64,
+    pub(super) schema: &'a Arc<Schema>,
+    pub(super) identity: &'a Identity,
+    pub(super) hint: Hint,
+}
+
+impl Scan {
+    /// A walk that begins after the preamble.
+    pub(super) fn new(preamble_bytes: u64, base: u64) -> Self {
+        Self { blocks: Vec::new(), holes: Vec::new(), good: preamble_bytes, end: base, synced: 0, torn_rows: 0 }
+    }
+
+    /// Goes on from the last whole group to the end of the file. `each` sees the headers of the blocks kept, in order.
+    /// Only failed reads are errors.
+    pub(super) fn advance(&mut self, walk: &Walk<'_>, mut each: impl FnMut(&Header)) -> std::io::Result<()> {
+        let synced = walk.durable_bytes(self.good)?.max(self.synced);
+        self.synced = synced.min(walk.len);
+        self.torn_rows = 0;
+        let (mut at, mut expected) = (self.good, self.end);
+        let mut group: Vec<Header> = Vec::new();
+        while at < walk.len {
+            let why = match walk.header(at)? {
+                Ok(header) if header.meta.base == expected => {
+                    at = header.block.file_end(walk.schema);
+                    expected = header.block.end();
+                    let last = header.meta.left == 0;
+                    group.push(header);
+                    if last && !self.take_group(walk, &mut group, &mut each)? {
+                        return Ok(());
+                    }
+                    continue;
+                }
+                // Rows were lost with the end of the file, and writing went on after them.
+                Ok(header) if header.meta.base > expected && group.is_empty() => {
+                    self.lose(at, expected..header.meta.base, CUT_SHORT);
+                    expected = header.meta.base;
+                    continue;
+                }
+                Ok(_) => "the block's offset does not follow",
+                Err(why) => why,
+            };
+            match self.after_hole(walk, at, expected)? {
+                Some((next_at, next_offset)) => {
+                    // What is durable was acknowledged with its whole group, so blocks before the hole are good.
+                    group.drain(..).for_each(|header| self.take(&header, walk, &mut each));
+                    self.lose(at, expected..next_offset, why);
+                    (at, expected) = (next_at, next_offset);
+                    self.good = at;
+                }
+                None => break,
+            }
+        }
+        if walk.hint.synced > walk.len && walk.hint.end > expected {
+            group.drain(..).for_each(|header| self.take(&header, walk, &mut each));
+            self.lose(self.good, expected..walk.hint.end, CUT_SHORT);
+        }
+        self.torn_rows += group.iter().map(|header| u64::from(header.meta.rows)).sum::<u64>();
+        Ok(())
+    }
+
+    fn lose(&mut self, position: u64, offsets: Range<u64>, why: &'static str) {
+        self.end = offsets.end;
+        self.holes.push(Hole { block: self.blocks.len() + self.holes.len(), position, offsets, why });
+    }
+
+    /// Keeps a whole group if its rows are what their checksums say, or known durable. False: the tail begins here.
+    fn take_group(
+        &mut self,
+        walk: &Walk<'_>,
+        group: &mut Vec<Header>,
+        each: &mut impl FnMut(&Header),
+    ) -> std::io::Result<bool> {
+        for header in group.iter() {
+            if header.block.file_end(walk.schema) > self.synced {
+                match block::read_rows(walk.file, walk.schema, header) {
+                    Ok(_) => {}
+                    Err(BadBody::Io(error)) if error.kind() != std::io::ErrorKind::UnexpectedEof => return Err(error),
+                    Err(_) => {
+                        self.torn_rows += group.iter().map(|header| u64::from(header.meta.rows)).sum::<u64>();
+                        return Ok(false);
+                    }
+                }
+            }
+        }
+        group.drain(..).for_each(|header| self.take(&header, walk, each));
+        Ok(true)
+    }
+
+    fn take(&mut self, header: &Header, walk: &Walk<'_>, each: &mut impl FnMut(&Header)) {
+        self.blocks.push(header.block);
+        self.good = header.block.file_end(walk.schema);
+        self.end = header.block.end();
+        each(header);
+    }
+
+    /// If the bytes at `at` were durable, where reading can go on: file position and offset. `None` for a torn tail.
+    fn after_hole(&self, walk: &Walk<'_>, at: u64, expected: u64) -> std::io::Result<Option<(u64, u64)>> {
+        if at >= self.synced {
+            return Ok(None);
+        }
+        if let Some(next) = walk.next_header(at + PAGE_BYTES, |header| header.meta.base > expected)? {
+            return Ok(Some((next.block.header, next.meta.base)));
+        }
+        let known = walk.hint.synced > at && walk.hint.synced <= walk.len && walk.hint.end > expected;
+        Ok(known.then_some((walk.hint.synced, walk.hint.end)))
+    }
+}
+
+impl Walk<'_> {
+    fn header(&self, at: u64) -> std::io::Result<Result<Header, &'static str>> {
+        match block::read_header(self.file, self.schema, self.identity, at, self.len) {
+            Ok(header) => Ok(Ok(header)),
+            Err(NoHeader::Bad(why)) => Ok(Err(why)),
+            Err(NoHeader::Short) => Ok(Err("the file ends inside a block")),
+            Err(NoHeader::Io(error)) => Err(error),
+        }
+    }
+
+    /// The first header from `at` on that fits, looking at every page border that is not inside a good block.
+    fn next_header(&self, mut at: u64, fits: impl Fn(&Header) -> bool) -> std::io::Result<Option<Header>> {
+        while at < self.len {
+            match self.header(at)? {
+                Ok(header) if fits(&header) => return Ok(Some(header)),
+                Ok(header) => at = header.block.file_end(self.schema),
+                Err(_) => at += PAGE_BYTES,
+            }
+        }
+        Ok(None)
+    }
+
+    /// The most that any header from `at` on, or the hint, says of durable bytes.
+    fn durable_bytes(&self, mut at: u64) -> std::io::Result<u64> {
+        let mut synced = self.hint.synced.min(self.len);
+        while let Some(header) = self.next_header(at, |_| true)? {
+            synced = synced.max(header.meta.synced.min(header.meta.at));
+            at = header.block.file_end(self.schema);
+        }
+        Ok(synced)
+    }
+}

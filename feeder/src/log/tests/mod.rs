@@ -1,0 +1,3 @@
+//! Tests of the log through its public face.
+
+mod appends;

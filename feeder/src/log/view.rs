@@ -1,0 +1,388 @@
+//! A topic as readers see it: a snapshot of segments, blocks and offsets, taken without any lock and while a writer
+//! appends.
+//!
+//! Sealed segments are known from their file names; their block index is read when first asked for. The active segment
+//! is walked up to its last whole commit group, and synced before the snapshot is handed out: an offset in a snapshot is
+//! durable, and never given to another row. A snapshot's files stay readable: the active one is held open (sealing may
+//! rename or replace it), sealed ones never change and go only by retention, which a [`Guard`](super::Guard) holds off.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use cursorstore::{Incarnation, TopicName};
+
+use super::Identity;
+use super::block::{self, BadBody, BlockRef, Header, NoHeader};
+use super::files::{self, Hint};
+use super::footer;
+use super::layout::column_at;
+use super::recover::{Damage, footer_error, preamble_bytes};
+use super::scan::{Hole, Scan, Walk};
+use super::sums::BlockSums;
+use crate::error::{Error, ErrorKind, Result};
+use crate::rows::Rows;
+use crate::schema::Schema;
+
+/// A consistent snapshot of a topic.
+#[derive(Clone, Debug)]
+pub struct TopicView {
+    /// The topic's name.
+    pub name: TopicName,
+    /// Its schema.
+    pub schema: Arc<Schema>,
+    /// The life of the topic that this is a snapshot of.
+    pub incarnation: Incarnation,
+    /// One per partition, in order.
+    pub partitions: Vec<PartitionView>,
+}
+
+impl TopicView {
+    /// Rows that can be read, over all partitions.
+    pub fn rows(&self) -> u64 {
+        self.partitions.iter().map(|partition| partition.end - partition.first).sum()
+    }
+}
+
+/// One partition of a snapshot.
+#[derive(Clone, Debug)]
+pub struct PartitionView {
+    /// Its number.
+    pub partition: u32,
+    /// Offset of the first row that is retained.
+    pub first: u64,
+    /// Offset after the last row.
+    pub end: u64,
+    segments: Vec<Arc<SegmentView>>,
+}
+
+impl PartitionView {
+    pub(super) fn new(partition: u32, first: u64, end: u64, segments: Vec<Arc<SegmentView>>) -> Self {
+        Self { partition, first, end, segments }
+    }
+
+    /// The segments in order of offsets; none is empty.
+    pub fn segments(&self) -> &[Arc<SegmentView>] {
+        &self.segments
+    }
+
+    /// The segment that holds an offset.
+    pub fn segment_of(&self, offset: u64) -> Result<Arc<SegmentView>> {
+        if offset < self.first {
+            return Err(Error::new(
+                ErrorKind::NotRetained,
+                format!(
+                    "rows are no longer retained: partition={} offset={offset} first={}",
+                    self.partition, self.first
+                ),
+            ));
+        }
+        let after = self.segments.partition_point(|segment| segment.end <= offset);
+        self.segments.get(after).filter(|_| offset < self.end).cloned().ok_or_else(|| {
+            Error::invalid(format!(
+                "there is no such row yet: partition={} offset={offset} end={}",
+                self.partition, self.end
+            ))
+        })
+    }
+
+    /// Reads rows by their offsets, verified. For looking at data; training reads through the engine.
+    pub fn read(&self, offsets: Range<u64>) -> Result<Rows> {
+        let mut parts = Vec::new();
+        let mut at = offsets.start;
+        let mut schema = None;
+        while at < offsets.end {
+            let segment = self.segment_of(at)?;
+            let block = segment.block_of(at)?;
+            let rows = segment.read(&block)?;
+            let from = (at - block.base) as usize;
+            let count = (offsets.end.min(block.end()) - at) as usize;
+            parts.push(rows.slice(from, count));
+            at += count as u64;
+            schema = Some(segment.schema.clone());
+        }
+        match schema {
+            Some(schema) => Rows::concat(&schema, &parts),
+            None => Err(Error::invalid(format!("no rows are asked for: offsets={offsets:?}"))),
+        }
+    }
+}
+
+/// One segment of a snapshot.
+#[derive(Debug)]
+pub struct SegmentView {
+    /// Partition it belongs to.
+    pub partition: u32,
+    /// Offset of its first row.
+    pub base: u64,
+    /// Offset after its last row.
+    pub end: u64,
+    /// Its file; that of an active segment may have another name by now, [`file`](Self::file) opens the right one.
+    pub path: PathBuf,
+    schema: Arc<Schema>,
+    identity: Identity,
+    content: Content,
+}
+
+#[derive(Debug)]
+enum Content {
+    Sealed(OnceLock<Index>),
+    Active(Arc<File>, Index),
+}
+
+/// The blocks of a segment.
+#[derive(Clone, Debug)]
+struct Index {
+    blocks: Arc<[BlockRef]>,
+    holes: Vec<Hole>,
+    /// Time of the first and the last append, where it is known without reading blocks.
+    time_ms: Option<(u64, u64)>,
+}
+
+impl SegmentView {
+    pub(super) fn sealed(dir: &Path, schema: &Arc<Schema>, identity: Identity, offsets: Range<u64>) -> Self {
+        Self {
+            partition: identity.partition,
+            base: offsets.start,
+            end: offsets.end,
+            path: files::sealed_path(dir, offsets.start),
+            schema: schema.clone(),
+            identity,
+            content: Content::Sealed(OnceLock::new()),
+        }
+    }
+
+    /// Whether the segment is sealed: its file is whole and never changes again.
+    pub fn is_sealed(&self) -> bool {
+        matches!(self.content, Content::Sealed(_))
+    }
+
+    /// The segment's file, open for reading.
+    pub fn file(&self) -> Result<Arc<File>> {
+        match &self.content {
+            Content::Active(file, _) => Ok(file.clone()),
+            Content::Sealed(_) => File::open(&self.path).map(Arc::new).map_err(|error| match error.kind() {
+                io::ErrorKind::NotFound => Error::new(
+                    ErrorKind::NotRetained,
+                    format!("the segment is no longer retained: path={} offset={}", self.path.display(), self.base),
+                ),
+                _ => Error::io(format!("cannot open segment: path={}", self.path.display()), error),
+            }),
+        }
+    }
+
+    /// The blocks in order of offsets. Offsets that none covers are lost to damage.
+    pub fn blocks(&self) -> Result<Arc<[BlockRef]>> {
+        Ok(self.index()?.blocks.clone())
+    }
+
+    /// The block that holds an offset.
+    pub fn block_of(&self, offset: u64) -> Result<BlockRef> {
+        let index = self.index()?;
+        let after = index.blocks.partition_point(|block| block.end() <= offset);
+        match index.blocks.get(after) {
+            Some(block) if block.base <= offset => Ok(*block),
+            _ if (self.base..self.end).contains(&offset) => Err(self.lost(index, after, offset)),
+            _ => Err(Error::invalid(format!(
+                "the row is not in this segment: path={} offset={offset} base={} end={}",
+                self.path.display(),
+                self.base,
+                self.end
+            ))),
+        }
+    }
+
+    /// The checksums of a block, from its header, which is verified.
+    pub fn sums(&self, block: &BlockRef) -> Result<BlockSums> {
+        Ok(self.header(&*self.file()?, block)?.sums)
+    }
+
+    /// Reads the rows of a block and verifies them.
+    pub fn read(&self, block: &BlockRef) -> Result<Rows> {
+        self.read_from(&*self.file()?, block)
+    }
+
+    /// Stretches of the file whose rows are lost.
+    pub fn damage(&self) -> Result<Vec<Damage>> {
+        let index = self.index()?;
+        let mut found: Vec<Damage> = index.holes.iter().map(|hole| self.damage_of(hole)).collect();
+        if self.is_sealed() {
+            found.extend(gaps(&index.blocks, self.base..self.end).map(|(block, position, offsets)| {
+                let why = "the rows are missing from the segment";
+                self.damage_of(&Hole { block, position, offsets, why })
+            }));
+        }
+        Ok(found)
+    }
+
+    /// Time of the first and the last append, where it is known without reading blocks.
+    pub fn time_ms(&self) -> Result<Option<(u64, u64)>> {
+        Ok(self.index()?.time_ms)
+    }
+
+    pub(super) fn header(&self, file: &File, block: &BlockRef) -> Result<Header> {
+        let len = file.metadata().map_err(|error| self.io(error))?.len();
+        match block::read_header(file, &self.schema, &self.identity, block.header, len) {
+            Ok(header) if header.block == *block => Ok(header),
+            Ok(_) => Err(self.corrupt(block, "the header is that of another block")),
+            Err(NoHeader::Short) => Err(self.corrupt(block, "the file ends inside the block")),
+            Err(NoHeader::Bad(why)) => Err(self.corrupt(block, why)),
+            Err(NoHeader::Io(error)) => Err(self.io(error)),
+        }
+    }
+
+    pub(super) fn read_from(&self, file: &File, block: &BlockRef) -> Result<Rows> {
+        let header = self.header(file, block)?;
+        block::read_rows(file, &self.schema, &header).map_err(|why| match why {
+            BadBody::Sum { column, piece } => self.bad_piece(block, column, piece),
+            BadBody::Io(error) => self.io(error),
+        })
+    }
+
+    /// The error for a piece of a column whose checksum is wrong: what a reader reports that verifies for itself.
+    pub fn bad_piece(&self, block: &BlockRef, column: usize, piece: usize) -> Error {
+        let name = self.schema.columns().get(column).map(|column| column.name.as_str()).unwrap_or_default();
+        let at = column_at(&self.schema, block.rows, column) + (piece * super::PIECE_BYTES) as u64;
+        self.corrupt_at(block, block.body + at, &format!("the checksum of column {name:?} is wrong"))
+    }
+
+    fn corrupt(&self, block: &BlockRef, why: &str) -> Error {
+        self.corrupt_at(block, block.header, why)
+    }
+
+    fn corrupt_at(&self, block: &BlockRef, position: u64, why: &str) -> Error {
+        let number = self.index().ok().and_then(|index| index.blocks.iter().position(|other| other == block));
+        Error::corrupt(format!(
+            "a block is damaged, {why}: path={} block={} position={position} offset={} rows={}",
+            self.path.display(),
+            number.map_or_else(|| "?".into(), |number| number.to_string()),
+            block.base,
+            block.rows
+        ))
+        .with_hint("restore the file from a copy; all other blocks can be read")
+    }
+
+    fn lost(&self, index: &Index, after: usize, offset: u64) -> Error {
+        let hole = index.holes.iter().find(|hole| hole.offsets.contains(&offset)).cloned();
+        let hole = hole.unwrap_or_else(|| {
+            let found = gaps(&index.blocks, self.base..self.end).find(|(_, _, offsets)| offsets.contains(&offset));
+            let (block, position, offsets) = found.unwrap_or((after, 0, offset..offset + 1));
+            Hole { block, position, offsets, why: "the rows are missing from the segment" }
+        });
+        Error::corrupt(format!(
+            "rows are lost to damage, {}: path={} block={} position={} offset={} rows={}",
+            hole.why,
+            self.path.display(),
+            hole.block,
+            hole.position,
+            hole.offsets.start,
+            hole.offsets.end - hole.offsets.start
+        ))
+        .with_hint("restore the file from a copy; all other blocks can be read")
+    }
+
+    fn damage_of(&self, hole: &Hole) -> Damage {
+        Damage {
+            path: self.path.clone(),
+            block: hole.block,
+            position: hole.position,
+            offsets: hole.offsets.clone(),
+            why: hole.why.into(),
+        }
+    }
+
+    fn io(&self, error: io::Error) -> Error {
+        Error::io(format!("cannot read segment: path={}", self.path.display()), error)
+    }
+
+    fn index(&self) -> Result<&Index> {
+        let once = match &self.content {
+            Content::Active(_, index) => return Ok(index),
+            Content::Sealed(once) => once,
+        };
+        if let Some(index) = once.get() {
+            return Ok(index);
+        }
+        let file = self.file()?;
+        let footer = footer::read(&file, &self.schema, &self.identity, self.base)
+            .map_err(|why| footer_error(&self.path, self.base, why))?;
+        if footer.end > self.end {
+            return Err(Error::corrupt(format!(
+                "two segments hold the same offsets: path={} end={} next={}",
+                self.path.display(),
+                footer.end,
+                self.end
+            )));
+        }
+        let index = Index { blocks: footer.blocks.into(), holes: Vec::new(), time_ms: Some(footer.time_ms) };
+        Ok(once.get_or_init(|| index))
+    }
+}
+
+/// Offsets of a segment that no block covers: number of the block that follows, file position of it, offsets.
+fn gaps(blocks: &[BlockRef], offsets: Range<u64>) -> impl Iterator<Item = (usize, u64, Range<u64>)> {
+    (0..=blocks.len()).filter_map(move |number| {
+        let from = if number == 0 { offsets.start } else { blocks[number - 1].end() };
+        let to = blocks.get(number).map_or(offsets.end, |block| block.base);
+        (from < to).then(|| (number, blocks.get(number).map_or(0, |block| block.header), from..to))
+    })
+}
+
+/// What is known of an active segment from the last look at it; the next goes on from there.
+#[derive(Clone, Debug)]
+pub(super) struct Seen {
+    base: u64,
+    inode: u64,
+    scan: Scan,
+}
+
+/// Looks at an active segment. `None`: the file went away or shrank under the eyes, look at the directory again.
+pub(super) fn look_at_active(
+    dir: &Path,
+    schema: &Arc<Schema>,
+    identity: Identity,
+    base: u64,
+    seen: &mut Option<Seen>,
+) -> Result<Option<SegmentView>> {
+    let path = files::open_path(dir, base);
+    let failed = |error| Error::io(format!("cannot read segment: path={}", path.display()), error);
+    let file = match File::open(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file.map_err(failed)?,
+    };
+    let hint = Hint::read(dir, base);
+    let about = file.metadata().map_err(failed)?;
+    let mut scan = match seen.take() {
+        Some(seen) if seen.base == base && seen.inode == about.ino() && seen.scan.good <= about.len() => seen.scan,
+        _ => Scan::new(preamble_bytes(&file, schema, &identity, base).map_err(failed)?, base),
+    };
+    let walk = Walk { file: &file, len: about.len(), schema, identity: &identity, hint };
+    scan.advance(&walk, |_| {}).map_err(failed)?;
+    if !scan.blocks.is_empty() && file.metadata().map_err(failed)?.len() < scan.good {
+        return Ok(None);
+    }
+    if scan.good > scan.synced && !scan.blocks.is_empty() {
+        make_durable(&file).map_err(failed)?;
+        scan.synced = scan.good;
+    }
+    let index = Index { blocks: scan.blocks.as_slice().into(), holes: scan.holes.clone(), time_ms: None };
+    let end = scan.end;
+    if scan.holes.is_empty() {
+        *seen = Some(Seen { base, inode: about.ino(), scan });
+    }
+    let content = Content::Active(Arc::new(file), index);
+    Ok(Some(SegmentView { partition: identity.partition, base, end, path, schema: schema.clone(), identity, content }))
+}
+
+/// Syncs a file that is open for reading; where the file system cannot, its rows are as durable as they get.
+fn make_durable(file: &File) -> io::Result<()> {
+    use nix::errno::Errno;
+    let given_up = [Errno::EINVAL, Errno::EROFS, Errno::ENOSYS].map(|errno| Some(errno as i32));
+    match file.sync_data() {
+        Err(error) if !given_up.contains(&error.raw_os_error()) => Err(error),
+        _ => Ok(()),
+    }
+}
