@@ -15,6 +15,8 @@ pub mod ingest;
 
 pub mod log;
 
+pub mod plan;
+
 pub use error::{Error, ErrorKind, Result};
 pub use rows::Rows;
 pub use schema::{Column, Dtype, Schema};

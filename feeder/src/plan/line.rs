@@ -1,0 +1,181 @@
+//! A line: one epoch's places mapped to samples, at any place for the same cost.
+//!
+//! This is the plan in its reference form, one place at a time; [`Schedule`](super::Schedule) is the same plan in the
+//! order of reading. Both stand on [`Span`], the shape of one shuffled span.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::permute::{ChunkOrder, mix, shuffle};
+use super::step::Share;
+use super::{LINE_SAMPLES_MAX, PLAN_VERSION, PlanError, PlanKey, WINDOW_SAMPLES_MAX};
+
+/// What a key is for: keeps the keys of chunk orders and of pools apart.
+const POOL_KEY: u64 = 1;
+const CHUNK_KEY: u64 = 2;
+
+/// Where a place's sample is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Placed {
+    /// Span that holds place and sample.
+    pub span: usize,
+    /// Lane of the span; 0 without shuffle.
+    pub lane: u32,
+    /// Index of the sample on the line.
+    pub index: u64,
+}
+
+/// One epoch: spans one after the other, each in its own order. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Line {
+    key: PlanKey,
+    ends: Arc<[u64]>,
+    epoch: u64,
+}
+
+impl Line {
+    /// The line of `epoch` over spans that end at `ends` (running totals; equal neighbours are empty spans).
+    pub fn new(key: &PlanKey, ends: Arc<[u64]>, epoch: u64) -> Result<Self, PlanError> {
+        let PlanKey { lanes, chunk, pool, .. } = *key;
+        if key.version != PLAN_VERSION {
+            return Err(PlanError::Version { found: key.version });
+        }
+        if lanes == 0 || chunk == 0 || pool == 0 {
+            return Err(PlanError::Empty { lanes, chunk, pool });
+        }
+        let window = u128::from(lanes) * u128::from(chunk) * u128::from(pool);
+        if window > u128::from(WINDOW_SAMPLES_MAX) {
+            return Err(PlanError::TooWide { lanes, chunk, pool });
+        }
+        if let Some(before) = ends.windows(2).position(|pair| pair[1] < pair[0]) {
+            return Err(PlanError::Ends { span: before + 1 });
+        }
+        match ends.last() {
+            Some(&samples) if samples > LINE_SAMPLES_MAX => Err(PlanError::TooLong { samples }),
+            _ => Ok(Self { key: key.clone(), ends, epoch }),
+        }
+    }
+
+    /// The numbers that fix the order.
+    pub fn key(&self) -> &PlanKey {
+        &self.key
+    }
+
+    /// The epoch.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Running totals of the spans.
+    pub fn ends(&self) -> &[u64] {
+        &self.ends
+    }
+
+    /// Samples on the line, which are as many places.
+    pub fn total(&self) -> u64 {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    /// The sample of `place`, which is below [`total`](Self::total). With shuffle its pool is opened for it, so this
+    /// is for single samples: a [`Schedule`](super::Schedule) opens each pool once.
+    pub fn sample(&self, place: u64) -> Placed {
+        let (number, lane) = self.lane(place);
+        if !self.key.shuffle {
+            return Placed { span: number, lane: 0, index: place };
+        }
+        let span = self.span(number);
+        let x = (place - span.start) / span.lanes;
+        let pool = span.pool(u64::from(lane), x);
+        let mut order = Vec::new();
+        shuffle(&mut order, (pool.end - pool.start) as u32, span.pool_key(u64::from(lane), pool.start));
+        let x = pool.start + u64::from(order[(x - pool.start) as usize]);
+        Placed { span: number, lane, index: span.chunk_start(u64::from(lane), x - x % span.chunk) + x % span.chunk }
+    }
+
+    /// Samples of one rank in the step that begins at place `n`, in the order of its rows: the ranks' parts in turn are
+    /// the global batch. Short at the line's end; nothing is repeated here.
+    pub fn step(&self, n: u64, batch: u32, rank: u32, world: u32) -> Vec<u64> {
+        let mut places: Vec<_> = (n..self.total().min(n.saturating_add(u64::from(batch)))).collect();
+        places.sort_by_cached_key(|&place| (self.lane(place), place));
+        let part = Share::part_of(places.len() as u64, rank, world);
+        places[part.start as usize..part.end as usize].iter().map(|&place| self.sample(place).index).collect()
+    }
+
+    /// Span and lane of a place.
+    fn lane(&self, place: u64) -> (usize, u32) {
+        let span = self.span_of(place);
+        let start = self.span_range(span).start;
+        (span, if self.key.shuffle { ((place - start) % u64::from(self.key.lanes)) as u32 } else { 0 })
+    }
+
+    /// The span that holds `place`.
+    pub(super) fn span_of(&self, place: u64) -> usize {
+        self.ends.partition_point(|&end| end <= place)
+    }
+
+    /// Places, and samples, of a span.
+    pub(super) fn span_range(&self, span: usize) -> Range<u64> {
+        let start = if span == 0 { 0 } else { self.ends[span - 1] };
+        start..self.ends[span]
+    }
+
+    /// The shape of a shuffled span.
+    pub(super) fn span(&self, number: usize) -> Span {
+        let Range { start, end } = self.span_range(number);
+        let (lanes, chunk) = (u64::from(self.key.lanes), u64::from(self.key.chunk));
+        let (least, more) = ((end - start) / lanes, (end - start) % lanes);
+        let rounds = least / chunk;
+        let key = [self.key.seed, self.epoch, number as u64];
+        let order = ChunkOrder::new(rounds * lanes, mix(&[key[0], key[1], key[2], CHUNK_KEY]));
+        let pool = u64::from(self.key.pool);
+        Span { number, start, size: end - start, lanes, chunk, pool, least, more, full: rounds * chunk, key, order }
+    }
+}
+
+/// The shape of one shuffled span. A lane's samples are counted 0.. as they are dealt to it ("dealt"), and 0.. as they come
+/// in training ("x"); pools are the same ranges of both.
+#[derive(Clone, Debug)]
+pub(super) struct Span {
+    pub(super) number: usize,
+    /// First place and sample.
+    pub(super) start: u64,
+    pub(super) size: u64,
+    pub(super) lanes: u64,
+    pub(super) chunk: u64,
+    /// Chunks in a pool.
+    pool: u64,
+    /// Samples in every lane; the first `more` lanes have one more.
+    pub(super) least: u64,
+    pub(super) more: u64,
+    /// Samples of each lane in full chunks.
+    full: u64,
+    key: [u64; 3],
+    order: ChunkOrder,
+}
+
+impl Span {
+    /// The pool of `lane` that holds its sample x.
+    pub(super) fn pool(&self, lane: u64, x: u64) -> Range<u64> {
+        let (first, width) = ((1 + lane * self.pool / self.lanes) * self.chunk, self.pool * self.chunk);
+        let pool = match x.checked_sub(first) {
+            None => 0..first,
+            Some(past) => x - past % width..x - past % width + width,
+        };
+        pool.start..pool.end.min(self.least + u64::from(lane < self.more))
+    }
+
+    /// The key of a pool's permutation.
+    pub(super) fn pool_key(&self, lane: u64, base: u64) -> u64 {
+        let [seed, epoch, span] = self.key;
+        mix(&[seed, epoch, span, POOL_KEY, lane, base])
+    }
+
+    /// Line index of the first sample of the chunk that is dealt to `lane` from `dealt` on (a multiple of c).
+    pub(super) fn chunk_start(&self, lane: u64, dealt: u64) -> u64 {
+        if dealt >= self.full {
+            self.start + self.full * self.lanes + lane * (self.least - self.full) + lane.min(self.more)
+        } else {
+            self.start + self.order.at(dealt / self.chunk * self.lanes + lane) * self.chunk
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The plan in the order of reading: what to read next, and where each sample of it goes.
+//!
+//! A [`Unit`] is one stretch of consecutive samples to be read at once: what one rank needs of a chunk or, in order, of a
+//! piece of the line. Its [`Run`]s say which step and row each sample belongs to. Units come by non-decreasing first step,
+//! every chunk in one unit only, and all rows at or after the cursor. So a reader that takes units in turn, and keeps
+//! [`span_steps`](Schedule::span_steps) steps open, never waits for itself and reads nothing twice.
+//!
+//! A schedule costs the same wherever its cursor stands, a few nanoseconds a sample, and no allocation once it runs.
+
+use super::in_order::InOrder;
+use super::shuffled::Shuffled;
+use super::step::Steps;
+use super::{Line, PlanError, Share};
+
+/// Consecutive samples that go to consecutive rows of one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Run {
+    /// First sample, as index on the line.
+    pub index: u64,
+    /// Samples.
+    pub count: u32,
+    /// The step, counted from the schedule's cursor.
+    pub step: u64,
+    /// Row of the first sample in this rank's batch.
+    pub row: u32,
+}
+
+/// Consecutive samples to be read together. Made empty by `default` and filled by [`Schedule::next_into`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Unit {
+    /// First step that needs the unit.
+    pub first_step: u64,
+    /// Last step that needs the unit.
+    pub last_step: u64,
+    /// First sample: one that is needed.
+    pub from: u64,
+    /// Samples up to the last that is needed. Those between that no run names belong to other ranks or lie before the
+    /// cursor.
+    pub count: u32,
+    /// Where they go, by index; a sample that is repeated has two runs.
+    pub runs: Vec<Run>,
+}
+
+impl Unit {
+    /// Sets steps and samples from the runs, which are not empty and sorted by index.
+    pub(super) fn span_runs(&mut self, first_step: u64, last_step: u64) {
+        let (first, last) = (self.runs[0], self.runs[self.runs.len() - 1]);
+        (self.first_step, self.last_step) = (first_step, last_step);
+        self.from = first.index;
+        self.count = (last.index - first.index) as u32 + last.count;
+    }
+
+    /// Adds the row that repeats a sample.
+    fn pad(&mut self, run: Run) {
+        let at = self.runs.partition_point(|other| other.index <= run.index);
+        self.runs.insert(at, run);
+        let end = (self.from + u64::from(self.count)).max(run.index + 1);
+        self.from = self.from.min(run.index);
+        self.count = (end - self.from) as u32;
+        self.last_step = self.last_step.max(run.step);
+    }
+}
+
+/// What one rank must read from a cursor to the end of a line.
+#[derive(Clone, Debug)]
+pub struct Schedule {
+    line: Line,
+    steps: Steps,
+    order: Order,
+    /// Most samples of a unit in order.
+    piece: u32,
+    /// The row that repeats a sample, until it is given out.
+    pad: Option<Run>,
+}
+
+#[derive(Clone, Debug)]
+enum Order {
+    InOrder(InOrder),
+    Shuffled(Box<Shuffled>),
+}
+
+impl Schedule {
+    /// The schedule of `share` from cursor `n` on. Without shuffle a unit has at most `piece` samples and ends where the
+    /// line index divides by `piece` (at least 1), so that blocks of that size are read whole.
+    pub fn new(line: Line, share: Share, n: u64, piece: u32) -> Result<Self, PlanError> {
+        let steps = Steps::new(share, n, line.total())?;
+        let piece = piece.max(1);
+        let order = if line.key().shuffle {
+            Order::Shuffled(Box::new(Shuffled::new(&line, &steps)))
+        } else {
+            Order::InOrder(InOrder::new(&steps, piece))
+        };
+        let pad = steps.pad().map(|(row, position)| {
+            let step = steps.count - 1;
+            let index = line.sample(steps.place_at(&line, step, position)).index;
+            Run { index, count: 1, step, row }
+        });
+        Ok(Self { line, steps, order, piece, pad })
+    }
+
+    /// Fills `unit`, whose memory is reused, with what must be read next. False at the end, where `unit` is left as it is.
+    pub fn next_into(&mut self, unit: &mut Unit) -> bool {
+        let chunk = match &mut self.order {
+            Order::InOrder(order) => order.next_into(&self.steps, unit),
+            Order::Shuffled(order) => order.next_into(&self.line, &self.steps, unit),
+        };
+        match (chunk, self.pad) {
+            (Some(chunk), Some(run)) if chunk.contains(&run.index) => unit.pad(run),
+            (Some(_), _) => return true,
+            (None, None) => return false,
+            // The repeated sample belongs to another rank's part of a chunk that this rank has no other use for.
+            (None, Some(run)) => {
+                unit.runs.clear();
+                unit.runs.push(run);
+                unit.span_runs(run.step, run.step);
+            }
+        }
+        self.pad = None;
+        true
+    }
+
+    /// The line.
+    pub fn line(&self) -> &Line {
+        &self.line
+    }
+
+    /// Steps from the cursor to the line's end; a short last step counts, a dropped one does not.
+    pub fn steps(&self) -> u64 {
+        self.steps.count
+    }
+
+    /// Places that `step` consumes, over all ranks: B, or fewer in a short last step.
+    pub fn places(&self, step: u64) -> u64 {
+        let places = self.steps.places(step);
+        places.end - places.start
+    }
+
+    /// Rows of this rank in `step`, repeats included.
+    pub fn rows(&self, step: u64) -> u32 {
+        self.steps.rows(step)
+    }
+
+    /// Rows of this rank in `step` that are no repeats: the first ones.
+    pub fn valid_rows(&self, step: u64) -> u32 {
+        let part = self.steps.part(step);
+        (part.end - part.start) as u32
+    }
+
+    /// The place of a row: where its sample comes in training. `row` is below [`valid_rows`](Self::valid_rows).
+    pub fn place(&self, step: u64, row: u32) -> u64 {
+        self.steps.place_at(&self.line, step, self.steps.part(step).start + u64::from(row))
+    }
+
+    /// Most steps from a unit's first to its last, both counted: as many must be open at once. 0 when there are no steps.
+    pub fn span_steps(&self) -> u64 {
+        let most = match &self.order {
+            Order::InOrder(order) => order.span_steps(&self.steps, self.piece),
+            Order::Shuffled(_) => Shuffled::span_steps(&self.line, &self.steps),
+        };
+        most.min(self.steps.count)
+    }
+}

@@ -1,0 +1,324 @@
+//! Units of a shuffled line.
+//!
+//! Steps are walked in turn, and in each step the lanes that hold this rank's places. A lane has at most one pool open: when a
+//! step reaches past it the next one is opened, that is, permuted once, and every row that this rank has in it is written
+//! down by chunk ([`Pool::cells`]). A chunk is given out at the first step that needs it, with all its rows; a pool whose
+//! chunks are all given out gives its memory back. So at a time only pools with chunks still to come are held, and
+//! starting anywhere opens one pool a lane, whole, of which only rows at or after the cursor are kept.
+
+use std::ops::Range;
+
+use super::Line;
+use super::line::Span;
+use super::permute::shuffle;
+use super::schedule::{Run, Unit};
+use super::step::{Mark, Slice, Steps};
+
+/// A sample of the pool that this rank does not need.
+const NONE: u64 = u64::MAX;
+/// No pool.
+const CLOSED: usize = usize::MAX;
+
+#[derive(Clone, Debug)]
+pub(super) struct Shuffled {
+    /// Per lane, see there.
+    lanes: Vec<LaneState>,
+    pools: Vec<Pool>,
+    /// Pools that are not open.
+    free: Vec<usize>,
+    /// The permutation of the pool just opened.
+    order: Vec<u32>,
+    /// Where the walk stands: the step with its places, this rank's next position in it and the end of its part.
+    step: u64,
+    places: Range<u64>,
+    at: u64,
+    end: u64,
+    /// The span walked on, the step's places in it, and the position of the first of them and after the last of them.
+    span: Option<Span>,
+    slice: Slice,
+    slice_at: u64,
+    slice_end: u64,
+    /// The lane that holds `at`, and the position of its first place.
+    lane: u64,
+    lane_at: u64,
+    /// Samples x of `visiting` that this rank has in the step and that are not yet looked after.
+    visit: Range<u64>,
+    visiting: u64,
+}
+
+/// What the walk must know of a lane to pass it by.
+#[derive(Clone, Debug)]
+struct LaneState {
+    /// Span and end of the lane's last opened pool: samples below are looked after.
+    span: usize,
+    end: u64,
+    /// First step that needs another chunk of the open pool; the largest number when there is none.
+    next_step: u64,
+    /// The open pool, while chunks of it are still to be given out.
+    pool: usize,
+}
+
+/// A pool with chunks still to be given out.
+#[derive(Clone, Debug, Default)]
+struct Pool {
+    /// Its samples.
+    range: Range<u64>,
+    /// The step that `cells` count from.
+    step: u64,
+    /// Per dealt sample of the pool: step and row that it goes to, as `step << 32 | row`, or `NONE`.
+    cells: Vec<u64>,
+    /// Chunks that this rank needs as (first cell value, number in the pool), by first need; the first `given` are given out.
+    chunks: Vec<(u64, u32)>,
+    given: usize,
+}
+
+impl Shuffled {
+    pub(super) fn new(line: &Line, steps: &Steps) -> Self {
+        let lane = LaneState { span: usize::MAX, end: 0, next_step: u64::MAX, pool: CLOSED };
+        let mark = Mark::new(0, 1);
+        let mut this = Self {
+            lanes: vec![lane; line.key().lanes as usize],
+            pools: Vec::new(),
+            free: Vec::new(),
+            order: Vec::new(),
+            step: 0,
+            places: 0..0,
+            at: 0,
+            end: 0,
+            span: None,
+            slice: Slice { lanes: 1, from: mark, to: mark },
+            slice_at: 0,
+            slice_end: 0,
+            lane: 0,
+            lane_at: 0,
+            visit: 0..0,
+            visiting: 0,
+        };
+        if steps.count > 0 {
+            this.enter_step(steps);
+        }
+        this
+    }
+
+    /// See [`Schedule::next_into`](super::Schedule::next_into); gives the samples of the whole chunk.
+    pub(super) fn next_into(&mut self, line: &Line, steps: &Steps, unit: &mut Unit) -> Option<Range<u64>> {
+        loop {
+            while !self.visit.is_empty() {
+                let lane = &self.lanes[self.visiting as usize];
+                if lane.next_step == self.step {
+                    return Some(self.give_out(unit));
+                }
+                let span = self.span.as_ref().expect("the walk is in a span");
+                if lane.span == span.number && self.visit.start < lane.end {
+                    self.visit.start = lane.end;
+                } else {
+                    self.open(steps);
+                }
+            }
+            if !self.walk(line, steps) {
+                return None;
+            }
+        }
+    }
+
+    /// Goes on to the next lane, and step, that needs looking after.
+    fn walk(&mut self, line: &Line, steps: &Steps) -> bool {
+        loop {
+            while self.at == self.end {
+                self.step += 1;
+                if self.step >= steps.count {
+                    (self.step, self.at, self.end) = (steps.count, 0, 0);
+                    return false;
+                }
+                self.enter_step(steps);
+            }
+            if self.at >= self.slice_end {
+                self.enter_slice(line);
+            }
+            let count = self.slice.count(self.lane);
+            if count == 0 {
+                // Between the lanes of a step that wraps round; the next one used is the first place's own.
+                self.lane = (self.lane + 1).max(self.slice.from.lane);
+                continue;
+            }
+            let lane = self.lane;
+            let x = self.slice.first(lane) + (self.at - self.lane_at);
+            let taken = (self.lane_at + count).min(self.end) - self.at;
+            self.at += taken;
+            self.lane_at += count;
+            self.lane += 1;
+            let state = &self.lanes[lane as usize];
+            let number = self.span.as_ref().map_or(usize::MAX, |span| span.number);
+            if state.span != number || x + taken > state.end || state.next_step == self.step {
+                (self.visiting, self.visit) = (lane, x..x + taken);
+                return true;
+            }
+        }
+    }
+
+    fn enter_step(&mut self, steps: &Steps) {
+        self.places = steps.places(self.step);
+        (self.at, self.end) = (steps.part(self.step).start, steps.part(self.step).end);
+        self.slice_end = 0;
+    }
+
+    /// Finds span and lane of the position `at`.
+    fn enter_slice(&mut self, line: &Line) {
+        let place = self.places.start + self.at;
+        if self.span.as_ref().is_none_or(|span| place >= span.start + span.size) {
+            self.span = Some(line.span(line.span_of(place)));
+        }
+        let span = self.span.as_ref().expect("just entered");
+        let range = span.start..span.start + span.size;
+        self.slice = Slice::new(&self.places, &range, span.lanes);
+        self.slice_at = self.places.start.max(range.start) - self.places.start;
+        self.slice_end = self.places.end.min(range.end) - self.places.start;
+        self.lane = self.slice.lane_at(self.at - self.slice_at);
+        self.lane_at = self.slice_at + self.slice.before(self.lane);
+    }
+
+    /// Opens the pool that holds the first sample of the visit.
+    fn open(&mut self, steps: &Steps) {
+        let span = self.span.as_ref().expect("the walk is in a span");
+        let lane = self.visiting;
+        let range = span.pool(lane, self.visit.start);
+        let (size, key) = ((range.end - range.start) as usize, span.pool_key(lane, range.start));
+        shuffle(&mut self.order, size as u32, key);
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.pools.push(Pool::default());
+            self.pools.len() - 1
+        });
+        let pool = &mut self.pools[number];
+        (pool.range, pool.step, pool.given) = (range.clone(), self.step, 0);
+        pool.cells.clear();
+        pool.cells.resize(size, NONE);
+        let mut rows = Rows::new(span, steps, lane, self.visit.start, self.step);
+        while rows.x < range.end && rows.step < steps.count {
+            let (samples, row) = rows.next(span, steps);
+            let start = samples.start.max(self.visit.start);
+            let end = samples.end.min(range.end);
+            let mut cell = (rows.took - pool.step) << 32 | (row + start.saturating_sub(samples.start));
+            for x in start..end {
+                pool.cells[self.order[(x - range.start) as usize] as usize] = cell;
+                cell += 1;
+            }
+        }
+        pool.chunks.clear();
+        for (chunk, cells) in pool.cells.chunks(span.chunk as usize).enumerate() {
+            let first = cells.iter().copied().fold(NONE, u64::min);
+            if first != NONE {
+                pool.chunks.push((first, chunk as u32));
+            }
+        }
+        pool.chunks.sort_unstable();
+        let next_step = pool.step + (pool.chunks[0].0 >> 32);
+        self.lanes[lane as usize] = LaneState { span: span.number, end: range.end, next_step, pool: number };
+    }
+
+    /// Gives out the next chunk of the visited lane's pool.
+    fn give_out(&mut self, unit: &mut Unit) -> Range<u64> {
+        let span = self.span.as_ref().expect("the walk is in a span");
+        let lane = &mut self.lanes[self.visiting as usize];
+        let pool = &mut self.pools[lane.pool];
+        let (first, chunk) = pool.chunks[pool.given];
+        let (chunk, size) = (chunk as usize, span.chunk as usize);
+        let cells = &pool.cells[chunk * size..((chunk + 1) * size).min(pool.cells.len())];
+        let start = span.chunk_start(self.visiting, pool.range.start + (chunk * size) as u64);
+        let last = collect(cells, start, pool.step, &mut unit.runs);
+        unit.span_runs(pool.step + (first >> 32), pool.step + last);
+        pool.given += 1;
+        match pool.chunks.get(pool.given) {
+            Some((first, _)) => lane.next_step = pool.step + (first >> 32),
+            None => {
+                self.free.push(lane.pool);
+                (lane.next_step, lane.pool) = (u64::MAX, CLOSED);
+            }
+        }
+        start..start + cells.len() as u64
+    }
+
+    pub(super) fn span_steps(line: &Line, steps: &Steps) -> u64 {
+        let key = line.key();
+        if key.chunk == 1 {
+            return 1;
+        }
+        // A chunk's samples lie in one pool of one lane.
+        let ends = line.ends();
+        let largest = (0..ends.len()).map(|span| line.span_range(span)).map(|range| range.end - range.start).max();
+        let longest = largest.unwrap_or(0).div_ceil(u64::from(key.lanes));
+        let samples = (u64::from(key.pool) * u64::from(key.chunk)).min(longest).max(1);
+        ((samples - 1) * u64::from(key.lanes)).div_ceil(steps.batch) + 1
+    }
+}
+
+/// Makes runs of a chunk's cells; gives the last step among them, relative as in the cells.
+fn collect(cells: &[u64], start: u64, step: u64, runs: &mut Vec<Run>) -> u64 {
+    runs.clear();
+    let (mut following, mut last) = (NONE, 0);
+    for (index, &cell) in (start..).zip(cells) {
+        if cell == NONE {
+            following = NONE;
+            continue;
+        }
+        match runs.last_mut() {
+            Some(run) if cell == following => run.count += 1,
+            _ => runs.push(Run { index, count: 1, step: step + (cell >> 32), row: cell as u32 }),
+        }
+        last = last.max(cell >> 32);
+        following = cell + 1;
+    }
+    last
+}
+
+/// Walks the steps that a lane's samples fall into, from one sample on, and says which rows of this rank they are.
+struct Rows {
+    lane: u64,
+    /// The lane's first sample in `step`, and how far into the step its place is.
+    x: u64,
+    step: u64,
+    offset: u64,
+    /// The step of the samples given last.
+    took: u64,
+}
+
+impl Rows {
+    /// Begins at the first sample that lane `lane` has in `step`, which is the one that holds its sample `x`.
+    fn new(span: &Span, steps: &Steps, lane: u64, x: u64, step: u64) -> Self {
+        let offset = span.start + x * span.lanes + lane - steps.place(step);
+        let back = (offset / span.lanes).min(x);
+        Self { lane, x: x - back, step, offset: offset - back * span.lanes, took: step }
+    }
+
+    /// The lane's samples in the step that belong to this rank, with the row of the first; goes on to the next step.
+    fn next(&mut self, span: &Span, steps: &Steps) -> (Range<u64>, u64) {
+        let (lane, x, lanes) = (self.lane, self.x, span.lanes);
+        // Where the step begins and ends within the span. Except where the span begins inside it, its first place is less than
+        // a round of lanes before the lane's first sample in it.
+        let inside = x > 0 || self.offset <= lane;
+        let (from, before) = match lane.checked_sub(self.offset) {
+            Some(lane) => (Mark { x, lane }, 0),
+            None if inside => (Mark { x: x - 1, lane: lane + lanes - self.offset }, 0),
+            None => (Mark { x: 0, lane: 0 }, self.offset - lane),
+        };
+        let to = from.plus(steps.batch - before, lanes).min(Mark { x: span.least, lane: span.more });
+        let slice = Slice { lanes, from, to };
+        let (first, end) = (before + slice.before(lane), to.next(lane));
+        let part = steps.part(self.step);
+        let (start, stop) = (first.max(part.start), (first + (end - x)).min(part.end));
+        let samples = if start < stop { x + (start - first)..x + (stop - first) } else { x..x };
+        self.took = self.step;
+        self.go_on(end, to, lanes, steps.batch);
+        (samples, start.saturating_sub(part.start))
+    }
+
+    /// Goes on to sample `x`, the lane's first at or after the end `to` of the step.
+    fn go_on(&mut self, x: u64, to: Mark, lanes: u64, batch: u64) {
+        let gap = if self.lane >= to.lane { self.lane - to.lane } else { self.lane + lanes - to.lane };
+        self.x = x;
+        if gap < batch {
+            (self.step, self.offset) = (self.step + 1, gap);
+        } else {
+            (self.step, self.offset) = (self.step + 1 + gap / batch, gap % batch);
+        }
+    }
+}
