@@ -11,6 +11,8 @@ pub mod schema;
 
 pub mod rows;
 
+pub mod ingest;
+
 pub mod log;
 
 pub mod plan;

@@ -1,0 +1,142 @@
+//! What an ingest will do: files, their schema, rows and bytes. Made before anything is written.
+//!
+//! Every file is opened; columns and shapes are chosen and must agree. What can be known from headers and footers is
+//! known then; the rest (nulls, ragged lists, damage inside) shows when files are checked, see [`Runner`](super::Runner).
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::progress::{Event, Progress, Stage};
+use super::source::{Stamp, identify, resolve};
+use super::{Decoder, Format, Given, open};
+use crate::error::{Error, Result};
+use crate::schema::{Column, Schema};
+
+/// One file to ingest.
+#[derive(Clone, Debug)]
+pub struct PlannedFile {
+    /// Where it is.
+    pub path: PathBuf,
+    /// What it is.
+    pub format: Format,
+    /// Its size.
+    pub file_bytes: u64,
+    /// Rows in it, if known before reading.
+    pub rows: Option<u64>,
+    /// Its identity: name, size and content.
+    pub source: u128,
+    pub(super) stamp: Stamp,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    schema: Arc<Schema>,
+    files: Vec<PlannedFile>,
+    given: Given,
+}
+
+impl Plan {
+    /// Opens all files that the patterns name. With a schema given, files are read as it says; without, they must all
+    /// have the same columns, in any order.
+    pub fn new(patterns: &[String], given: &Given, progress: &mut dyn Progress) -> Result<Self> {
+        let (paths, notes) = resolve(patterns)?;
+        notes.iter().for_each(|note| progress.report(Event::Note(note)));
+        let Some(first) = paths.first() else { return Err(Error::invalid("no files are named")) };
+        let schema = open(first, given)?.schema().clone();
+        let mut opened = Vec::with_capacity(paths.len());
+        for path in &paths {
+            let decoder = open(path, given)?;
+            if *decoder.schema() != schema {
+                agree((first, &schema), (path, decoder.schema()))?;
+            }
+            opened.push((Format::of(path)?, decoder.rows_total()));
+        }
+        // Columns in the first file's order for all.
+        let given = Given { schema: Some((*schema).clone()), columns: None };
+        let files = identify_all(&paths, &opened, progress)?;
+        Ok(Self { schema, files, given })
+    }
+
+    /// The schema that all files are read as.
+    pub fn schema(&self) -> &Arc<Schema> {
+        &self.schema
+    }
+
+    /// The files in the order in which they are stored.
+    pub fn files(&self) -> &[PlannedFile] {
+        &self.files
+    }
+
+    /// Rows of all files, if all say so.
+    pub fn rows(&self) -> Option<u64> {
+        self.files.iter().try_fold(0u64, |rows, file| rows.checked_add(file.rows?))
+    }
+
+    /// Bytes of all rows, if known.
+    pub fn bytes(&self) -> Option<u64> {
+        self.rows()?.checked_mul(self.schema.row_bytes() as u64)
+    }
+
+    /// A decoder of one file that gives rows of the plan's schema.
+    pub fn open(&self, file: &PlannedFile) -> Result<Box<dyn Decoder>> {
+        let decoder = open(&file.path, &self.given)?;
+        file.stamp.check(&file.path)?;
+        Ok(decoder)
+    }
+}
+
+/// Hashes the files and leaves out those that are the same as one before.
+fn identify_all(
+    paths: &[PathBuf],
+    opened: &[(Format, Option<u64>)],
+    progress: &mut dyn Progress,
+) -> Result<Vec<PlannedFile>> {
+    let bytes = paths.iter().filter_map(|path| path.metadata().ok()).map(|meta| meta.len()).sum();
+    progress.report(Event::Begin { stage: Stage::Identify, bytes });
+    let mut files: Vec<PlannedFile> = Vec::with_capacity(paths.len());
+    let mut known = std::collections::HashMap::new();
+    let mut notes = Vec::new();
+    for (path, (format, rows)) in paths.iter().zip(opened) {
+        let (source, file_bytes, stamp) = identify(path, &mut |bytes| progress.report(Event::Advance { bytes }))?;
+        match known.insert(source, path) {
+            Some(same) => {
+                let (path, same) = (path.display(), same.display());
+                notes.push(format!("two files of the same name and content, taken once: path={path} same={same}"));
+            }
+            None => {
+                files.push(PlannedFile { path: path.clone(), format: *format, file_bytes, rows: *rows, source, stamp })
+            }
+        }
+    }
+    progress.report(Event::End);
+    notes.iter().for_each(|note| progress.report(Event::Note(note)));
+    Ok(files)
+}
+
+/// Whether two files have the same columns, apart from their order; else an error that shows the first difference.
+fn agree(first: (&Path, &Schema), other: (&Path, &Schema)) -> Result<()> {
+    let differ = |column: &str, one: String, two: String| {
+        Err(Error::invalid(format!(
+            "two files have different columns: column={column:?} path={} type={one} path={} type={two}",
+            first.0.display(),
+            other.0.display()
+        ))
+        .with_hint(
+            "ingest them into different topics, choose common columns with --columns, or say how to read them with --schema",
+        ))
+    };
+    let find = |schema: &Schema, name: &str| schema.columns().iter().find(|column| column.name == name).cloned();
+    let text = |column: &Column| Column::new("", column.dtype, column.shape.clone()).to_string().split_off(1);
+    for column in first.1.columns() {
+        match find(other.1, &column.name) {
+            Some(two) if two == *column => {}
+            Some(two) => return differ(&column.name, text(column), text(&two)),
+            None => return differ(&column.name, text(column), "none".into()),
+        }
+    }
+    match other.1.columns().iter().find(|column| find(first.1, &column.name).is_none()) {
+        Some(more) => differ(&more.name, "none".into(), text(more)),
+        None => Ok(()),
+    }
+}
