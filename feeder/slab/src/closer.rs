@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::shared::{Shared, Side};
 
-/// Closes the side that it came from; see the module. Keeps the slab's memory like a clone of the slab. Made by [`crate::Filler::closer`] and [`crate::Taker::closer`].
+/// Closes the side that it came from; see the module. Made by [`crate::Filler::closer`] and [`crate::Taker::closer`];
+/// keeps the slab's memory like a clone of the slab.
 #[derive(Clone, Debug)]
 pub struct Closer {
     shared: Arc<Shared>,
