@@ -1,6 +1,6 @@
 //! Why a slab could not be made or was refused, and what a broken peer did.
 
-use std::io;
+use std::{fmt, io};
 
 use crate::layout::{MAX_SLAB_BYTES, MAX_SLOTS, VERSION};
 
@@ -10,7 +10,8 @@ use crate::layout::{MAX_SLAB_BYTES, MAX_SLOTS, VERSION};
 pub enum SlabError {
     /// The shape itself is impossible.
     #[error(
-        "a slab of this shape is impossible: {reason} slots={slots} slot_bytes={slot_bytes} needed_bytes={needed_bytes} max_slots={MAX_SLOTS} max_bytes={MAX_SLAB_BYTES}"
+        "{reason}: slots={slots} slot_bytes={slot_bytes} needed_bytes={needed_bytes} \
+         max_slots={MAX_SLOTS} max_bytes={MAX_SLAB_BYTES}"
     )]
     Shape {
         /// What is wrong with it.
@@ -23,7 +24,7 @@ pub enum SlabError {
         needed_bytes: u128,
     },
     /// The memory cannot be had.
-    #[error("the slab does not fit: {limit} leaves too little needed_bytes={needed_bytes} {}", AvailableBytes(.available_bytes))]
+    #[error("the slab does not fit within {limit}: needed_bytes={needed_bytes}{}", AvailableBytes(*available_bytes))]
     NoRoom {
         /// Bytes of the whole slab.
         needed_bytes: u64,
@@ -76,14 +77,12 @@ pub enum SlabError {
     },
 }
 
-struct AvailableBytes<'a>(&'a Option<u64>);
+/// Shown only where the limit tells it.
+struct AvailableBytes(Option<u64>);
 
-impl std::fmt::Display for AvailableBytes<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0 {
-            Some(bytes) => write!(f, "available_bytes={bytes}"),
-            None => write!(f, "available_bytes=unknown"),
-        }
+impl fmt::Display for AvailableBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |bytes| write!(f, " available_bytes={bytes}"))
     }
 }
 

@@ -13,6 +13,7 @@ use crate::closer::Closer;
 use crate::error::SlabError;
 use crate::ring::{Filled, WriteEnd};
 use crate::shared::{Shared, Side};
+use crate::slab::Slab;
 use crate::waiter::FreeWaiter;
 
 /// Up to this many bitmap words (1024 slots), every [`Filler::take_free`] looks for slots that just came back: they are
@@ -50,10 +51,14 @@ impl Filler {
         shared.claim(Side::Filler)?;
         let slots = shared.layout().shape.slots as usize;
         // Everything is out until the bitmap says that it is back; in a fresh slab it says so for all.
-        let stock =
-            Stock { states: vec![State::Out; slots].into(), free: Vec::with_capacity(slots), stray_returns: 0 };
+        let stock = Stock { states: vec![State::Out; slots].into(), free: Vec::with_capacity(slots), stray_returns: 0 };
         let write = shared.ring().write_end();
         Ok(Self { shared, pid: std::process::id(), write, stock, peer: None })
+    }
+
+    /// The slab whose side this is.
+    pub fn slab(&self) -> Slab {
+        Slab::new(Arc::clone(&self.shared))
     }
 
     /// From now on waits end also when the process of this pidfd dies.

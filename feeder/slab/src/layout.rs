@@ -84,18 +84,18 @@ impl Layout {
 
         let refused = |reason| SlabError::Shape { reason, slots, slot_bytes, needed_bytes: total };
         if slots == 0 {
-            return Err(refused("it has no slots,"));
+            return Err(refused("a slab needs slots"));
         }
         if slot_bytes == 0 {
-            return Err(refused("its slots have no bytes,"));
+            return Err(refused("a slab's slots need bytes"));
         }
         if slots > u64::from(MAX_SLOTS) {
-            return Err(refused("it has too many slots,"));
+            return Err(refused("too many slots for one slab"));
         }
         if total > u128::from(MAX_SLAB_BYTES) {
-            return Err(refused("it is too large,"));
+            return Err(refused("too large for a slab"));
         }
-        let narrow = |value: u128| usize::try_from(value).map_err(|_| refused("it is too large,"));
+        let narrow = |value: u128| usize::try_from(value).map_err(|_| refused("too large for a slab"));
         Ok(Self {
             shape: Shape { slots: slots as u32, slot_bytes: narrow(rounded)? },
             returned_words: narrow(words)?,
@@ -123,7 +123,12 @@ impl Layout {
         let layout = Self::of_numbers(slots, slot_bytes)?;
         if layout.shape.slot_bytes as u64 != slot_bytes {
             let needed_bytes = layout.total_bytes as u128;
-            return Err(SlabError::Shape { reason: "its slots are no whole pages,", slots, slot_bytes, needed_bytes });
+            return Err(SlabError::Shape {
+                reason: "a slab's slots must be whole pages",
+                slots,
+                slot_bytes,
+                needed_bytes,
+            });
         }
         if layout.total_bytes as u64 != total_bytes || total_bytes != file_bytes {
             return Err(SlabError::Size { file_bytes, header_bytes: layout.total_bytes as u64 });

@@ -1,8 +1,8 @@
 //! Leases: the right to read one slot, and the desk that counts them.
 //!
-//! A lease is dropped by whichever thread lets the last tensor over its slot go: without a lock, without waiting, without
-//! touching anything but atomics. In a forked child dropping does nothing: the child inherited a copy of the lease, but
-//! the slot is its parent's, and shared memory would make the return real.
+//! A lease is dropped by whichever thread lets the last tensor over its slot go: without a lock, without waiting,
+//! without touching anything but atomics. In a forked child dropping does nothing: the child inherited a copy of the
+//! lease, but the slot is its parent's, and shared memory would make the return real.
 
 use std::process;
 use std::sync::Arc;
@@ -57,9 +57,8 @@ impl Desk {
 
     pub(crate) fn lease(desk: &Arc<Self>, slot: u32) -> Lease {
         let state = desk.states.get(slot as usize);
-        let leased = state.is_some_and(|state| {
-            state.compare_exchange(TAKEN, LEASED, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-        });
+        let leased = state
+            .is_some_and(|state| state.compare_exchange(TAKEN, LEASED, Ordering::Relaxed, Ordering::Relaxed).is_ok());
         assert!(leased, "the slot was not taken or is leased already: slot={slot}");
         desk.leased.fetch_add(1, Ordering::Relaxed);
         Lease { desk: Arc::clone(desk), slot }

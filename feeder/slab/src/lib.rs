@@ -1,8 +1,8 @@
 //! The slab: the memory that batches are handed over in, and the rules of the hand-off.
 //!
 //! One slab per rank: a sealed memfd with room for a number of batches, its *slots*. The *filler* (an engine in this
-//! process, or a daemon) writes batches into slots; the *taker* (the trainer) reads them where they lie. Everything that
-//! both sides need is in the memfd, as offsets and atomics, so the sides may be two processes.
+//! process, or a daemon) writes batches into slots; the *taker* (the trainer) reads them where they lie. Everything
+//! that both sides need is in the memfd, as offsets and atomics, so the sides may be two processes.
 //!
 //! # A slot's way
 //!
@@ -17,11 +17,11 @@
 //!            the filler's sweep        └──────────┘     the lease is dropped, by any thread
 //! ```
 //!
-//! - *free*, *held*: the filler's. Only a held slot may be written, and it must not be published or put back while a read
-//!   into it is still in flight.
+//! - *free*, *held*: the filler's. Only a held slot may be written, and it must not be published or put back while a
+//!   read into it is still in flight.
 //! - *filled*: nobody's. It is in the ring, in the order of publishing.
-//! - *taken*, *leased*: the taker's. A leased slot may be read (and written: a trainer can spoil only its own batches) by
-//!   everyone who keeps the lease alive. A lease must live as long as anything, a device included, may still read.
+//! - *taken*, *leased*: the taker's. A leased slot may be read (and written: a trainer can spoil only its own batches)
+//!   by everyone who keeps the lease alive. A lease must live as long as anything, a device included, may still read.
 //! - *returned*: nobody's. Slots come back in any order.
 //!
 //! What was written to a slot before publishing is visible to whoever took it; what was read from it before the return
@@ -29,10 +29,10 @@
 //!
 //! # Waiting, closing, dying
 //!
-//! A waiter spins for about 2 µs, raises its flag and sleeps on an eventfd; who brings news rings only if the flag is up
-//! ([`Filler::wake`] once for many publications). If it was given the peer's pidfd, a wait ends also when the peer dies.
-//! Each side can be closed, from any thread ([`Closer`]) or by being dropped; then the other side's waits end. What was
-//! published before the filler closed or died is still delivered. Memory lives until the last lease is gone.
+//! A waiter spins for about 2 µs, raises its flag and sleeps on an eventfd; who brings news rings only if the flag is
+//! up ([`Filler::wake`] once for many publications). If it was given the peer's pidfd, a wait ends also when the peer
+//! dies. Each side can be closed, from any thread ([`Closer`]) or by being dropped; then the other side's waits end.
+//! What was published before the filler closed or died is still delivered. Memory lives until the last lease is gone.
 //!
 //! After a fork the child holds copies of everything; dropping or closing them there does nothing.
 //!
@@ -103,4 +103,7 @@ pub use layout::{MAX_SLAB_BYTES, MAX_SLOTS, PAGE_BYTES, Shape};
 pub use ring::Filled;
 
 #[cfg(not(loom))]
-pub use self::{bell::Bells, closer::Closer, filler::Filler, lease::Lease, slab::Slab, taker::Taken, taker::Taker, waiter::FreeWaiter};
+pub use self::{
+    bell::Bells, closer::Closer, filler::Filler, lease::Lease, slab::Slab, taker::Taken, taker::Taker,
+    waiter::FreeWaiter,
+};

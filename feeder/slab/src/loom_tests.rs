@@ -84,15 +84,23 @@ impl Memory {
         FilledRing { published: &self.published, taken: &self.taken, entries, slots: self.slots as u32 }
     }
 
+    fn taker_waiting(&self) -> Waiting<'_> {
+        Waiting { flag: &self.taker_waits }
+    }
+
+    fn filler_waiting(&self) -> Waiting<'_> {
+        Waiting { flag: &self.filler_waits }
+    }
+
     fn give_back(&self, slot: u32) {
         Returned { words: &self.returned }.give_back(slot);
-        if (Waiting { flag: &self.filler_waits }).must_ring() {
+        if self.filler_waiting().must_ring() {
             self.returned_bell.ring();
         }
     }
 
     fn wake_taker(&self) {
-        if (Waiting { flag: &self.taker_waits }).must_ring() {
+        if self.taker_waiting().must_ring() {
             self.filled_bell.ring();
         }
     }
@@ -110,7 +118,7 @@ impl Memory {
             free.pop().inspect(|&slot| out[slot as usize] = true)
         };
         for tag in tags {
-            let slot = Waiting { flag: &self.filler_waits }.wait(&mut look, || self.returned_bell.park()).unwrap();
+            let slot = self.filler_waiting().wait(&mut look, || self.returned_bell.park()).unwrap();
             // SAFETY: what loom is asked to check: nobody else has this slot.
             self.payload[slot as usize].with_mut(|value| unsafe { *value = tag });
             self.ring().push(&mut end, Filled { slot, tag, generation: !tag, rows: tag as u32, code: 0 });
@@ -123,7 +131,7 @@ impl Memory {
     /// The taker: waits for the slot with `tag` and checks all that came with it.
     fn take(&self, end: &mut ReadEnd, tag: u64) -> u32 {
         let look = || self.ring().pop(end).unwrap();
-        let filled = Waiting { flag: &self.taker_waits }.wait(look, || self.filled_bell.park()).unwrap();
+        let filled = self.taker_waiting().wait(look, || self.filled_bell.park()).unwrap();
         assert_eq!(filled, Filled { slot: filled.slot, tag, generation: !tag, rows: tag as u32, code: 0 });
         self.read(filled.slot, tag);
         filled.slot
@@ -230,7 +238,7 @@ fn a_late_ring_does_no_harm() {
         });
         let mut end = memory.ring().read_end();
         let look = || memory.ring().pop(&mut end).unwrap();
-        let early = Waiting { flag: &memory.taker_waits }.wait(look, || ControlFlow::Break("time is up"));
+        let early = memory.taker_waiting().wait(look, || ControlFlow::Break("time is up"));
         let rest = match early {
             Ok(filled) => {
                 assert_eq!(filled.tag, 0);
@@ -266,7 +274,7 @@ fn closing_comes_after_what_was_published() {
                 let popped = memory.ring().pop(&mut end).unwrap();
                 popped.map(Some).or(closed.then_some(None))
             };
-            match Waiting { flag: &memory.taker_waits }.wait(look, || memory.filled_bell.park()).unwrap() {
+            match memory.taker_waiting().wait(look, || memory.filled_bell.park()).unwrap() {
                 Some(filled) => found.push(filled.tag),
                 None => break,
             }

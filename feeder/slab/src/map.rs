@@ -1,10 +1,11 @@
 //! The slab's memory: a sealed memfd and its mapping. The only unsafe code of the crate's library.
 //!
-//! Sealed against shrinking, so that no peer can turn a read into SIGBUS; against growing and further seals, so that what
-//! was checked stays true. It has no name and is gone with its last descriptor and mapping, however its users die.
+//! Sealed against shrinking, so that no peer can turn a read into SIGBUS; against growing and further seals, so that
+//! what was checked stays true. It has no name and is gone with its last descriptor and mapping, however its users
+//! die.
 //!
-//! Words that both sides change are reached as atomics only. Slot memory is handed out as plain addresses: who may touch
-//! a slot when is the hand-off's matter.
+//! Words that both sides change are reached as atomics only. Slot memory is handed out as plain addresses: who may
+//! touch a slot when is the hand-off's matter.
 
 use std::ffi::c_void;
 use std::io;
@@ -27,7 +28,7 @@ use crate::sync::{AtomicU64, ENTRY_WORDS, Entry};
 const NAME: &str = "forebay-slab";
 
 const ADDRESS_SPACE: &str = "the limit on address space (ulimit -v)";
-const MEMORY: &str = "the kernel";
+const MEMORY: &str = "the memory that the kernel has left";
 
 /// A mapped memfd; see the module.
 #[derive(Debug)]
@@ -37,8 +38,8 @@ pub(crate) struct Mapping {
     fd: OwnedFd,
 }
 
-// SAFETY: the mapping belongs to this value and lives as long as it does; shared words are reached through atomics, slot
-// memory only as raw addresses.
+// SAFETY: the mapping belongs to this value and lives as long as it does; shared words are reached through atomics,
+// slot memory only as raw addresses.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; no method hands out a non-atomic reference into the mapping.
 unsafe impl Sync for Mapping {}
@@ -97,8 +98,8 @@ impl Mapping {
     pub(crate) fn words(&self, offset: usize, count: usize) -> &[AtomicU64] {
         let address = self.address(offset, count * size_of::<AtomicU64>());
         assert!(offset.is_multiple_of(align_of::<AtomicU64>()), "offset={offset}");
-        // SAFETY: in bounds, aligned (the mapping begins on a page), initialised (the kernel's zeros at least), alive as
-        // long as `self`; this memory is never reached but through atomics. Any bits are a valid AtomicU64.
+        // SAFETY: in bounds, aligned (the mapping begins on a page), initialised (the kernel's zeros at least), alive
+        // as long as `self`; this memory is never reached but through atomics. Any bits are a valid AtomicU64.
         unsafe { std::slice::from_raw_parts(address.cast::<AtomicU64>(), count) }
     }
 
@@ -126,7 +127,8 @@ impl Mapping {
     fn make_present(&self) -> Result<(), SlabError> {
         match self.populate() {
             Ok(()) => Ok(()),
-            // Kernels before 5.14 and some sandboxes do not know the advice. Reserve first, so that touching cannot fail.
+            // Kernels before 5.14 and some sandboxes do not know the advice. Reserve first, so that touching cannot
+            // fail.
             Err(Errno::EINVAL | Errno::ENOSYS | Errno::EPERM | Errno::EOPNOTSUPP) => self.reserve_and_touch(),
             Err(errno) => Err(no_room_or("pre-faulting", self.bytes, errno)),
         }

@@ -1,8 +1,8 @@
 //! The filled ring: which slots are ready, in the order in which they were published.
 //!
-//! One producer, one consumer. Two counters that only grow, and descriptors of four words:
-//! `[tag, generation, slot | rows << 32, code]`. The producer writes a descriptor and then raises `published` (release);
-//! the consumer sees the counter (acquire) and then reads the descriptor and the slot's memory.
+//! One producer, one consumer. Two counters that only grow, and descriptors of four words: `[tag, generation, slot |
+//! rows << 32, code]`. The producer writes a descriptor and then raises `published` (release); the consumer sees the
+//! counter (acquire) and then reads the descriptor and the slot's memory.
 //!
 //! The producer never looks at `taken`, because the ring cannot overflow: it has at least as many descriptors as there
 //! are slots, and a slot is in it at most once. If descriptor i were overwritten by i + n before it was read, the n

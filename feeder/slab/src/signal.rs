@@ -4,6 +4,9 @@
 //! makes it visible, then looks at the flag, and rings if it is up. Between store and load on both sides stands a
 //! sequentially consistent fence, so at least one of the two sees the other. Who rings lowers the flag first, so that
 //! of many signallers one rings. A ring that comes late wakes a later wait for nothing: it looks, and sleeps again.
+//!
+//! Every write of the flag is a swap, so all of them form one chain: a lowering that was meant for an earlier wait
+//! cannot end up after the raising of a later one.
 
 use std::ops::ControlFlow;
 
@@ -32,7 +35,7 @@ impl Waiting<'_> {
                 outcome = Some(ready().ok_or(why));
             }
             if let Some(outcome) = outcome {
-                self.flag.store(0, Ordering::Relaxed);
+                self.flag.swap(0, Ordering::Relaxed);
                 return outcome;
             }
         }
@@ -45,7 +48,7 @@ impl Waiting<'_> {
     }
 
     fn raise(&self) {
-        self.flag.store(1, Ordering::Relaxed);
+        self.flag.swap(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 }

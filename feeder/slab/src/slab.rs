@@ -20,6 +20,10 @@ pub struct Slab {
 }
 
 impl Slab {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+
     /// Makes a slab: memory that is present from the start and sealed. Refuses, with the bytes needed, what the machine
     /// or a limit does not allow.
     pub fn create(shape: Shape) -> Result<Self, SlabError> {

@@ -3,8 +3,8 @@
 //! [`crate::ring`], [`crate::returned`] and [`crate::signal`] take references to these, so that the very code that runs
 //! over the mapped memory is the code that loom explores.
 //!
-//! loom treats `SeqCst` on loads and stores as weaker than it is, but models `fence(SeqCst)` fully: where the order of a
-//! store and a later load matters, the code uses a fence.
+//! loom treats `SeqCst` on loads and stores as weaker than it is, but models `fence(SeqCst)` fully: where the order of
+//! a store and a later load matters, the code uses a fence.
 
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};

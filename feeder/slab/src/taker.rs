@@ -10,6 +10,7 @@ use crate::error::{Fault, SlabError};
 use crate::lease::{Desk, Lease};
 use crate::ring::{Filled, ReadEnd};
 use crate::shared::{Shared, Side};
+use crate::slab::Slab;
 
 /// How a wait for a filled slot ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,8 +21,8 @@ pub enum Taken {
     TimedOut,
     /// The filler's process is dead, and everything that it published has been taken.
     PeerDied,
-    /// The filler closed its side and everything that it published has been taken; or this side is closed; or the filler
-    /// broke the rules ([`Taker::fault`]).
+    /// The filler closed its side and everything that it published has been taken; or this side is closed; or the
+    /// filler broke the rules ([`Taker::fault`]).
     Closed,
 }
 
@@ -45,6 +46,11 @@ impl Taker {
         shared.claim(Side::Taker)?;
         let read = shared.ring().read_end();
         Ok(Self { inbox: Inbox { desk: Arc::new(Desk::new(shared)), read, fault: None }, peer: None })
+    }
+
+    /// The slab whose side this is.
+    pub fn slab(&self) -> Slab {
+        Slab::new(Arc::clone(self.inbox.desk.shared()))
     }
 
     /// From now on waits end also when the process of this pidfd dies.

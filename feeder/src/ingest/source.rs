@@ -86,9 +86,8 @@ impl Stamp {
 
     /// Refuses a file that is not as it was.
     pub(super) fn check(self, path: &Path) -> Result<()> {
-        let meta = path
-            .metadata()
-            .map_err(|error| Error::io(format!("cannot read file: path={}", path.display()), error))?;
+        let meta =
+            path.metadata().map_err(|error| Error::io(format!("cannot read file: path={}", path.display()), error))?;
         match Self::of(&meta) == self {
             true => Ok(()),
             false => Err(Error::new(
@@ -173,7 +172,10 @@ mod tests {
             let name = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
             (paths.iter().map(name).collect::<Vec<_>>(), notes.len())
         };
-        assert_eq!(names(&[at("c.npz"), at("?.np*"), at("a.npy")]), (vec!["c.npz".into(), "a.npy".into(), "b.npy".into()], 2));
+        assert_eq!(
+            names(&[at("c.npz"), at("?.np*"), at("a.npy")]),
+            (vec!["c.npz".into(), "a.npy".into(), "b.npy".into()], 2)
+        );
         assert_eq!(names(&[at("odd[1].npy")]).0, ["odd[1].npy"]);
         let error = |pattern: String| resolve(&[pattern]).unwrap_err();
         assert_eq!(error(at("*.parquet")).kind(), ErrorKind::NotFound);
