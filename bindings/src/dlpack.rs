@@ -19,6 +19,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use feeder::Dtype;
+use feeder::engine::BatchColumn;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
@@ -64,6 +65,15 @@ impl TensorData {
         assert_eq!(shape_bytes(dtype, &shape), Some(bytes), "shape={shape:?} dtype={dtype}");
         assert!(ptr.addr().is_multiple_of(dtype.bytes()), "address={ptr:p} dtype={dtype}");
         Self { ptr, bytes, dtype, shape, owner }
+    }
+
+    /// A view of a batch's column.
+    pub fn of_column(column: BatchColumn) -> Self {
+        let BatchColumn { dtype, shape, address, bytes, owner, .. } = column;
+        let data = std::ptr::with_exposed_provenance_mut(address);
+        // SAFETY: (1) a batch's column is initialised memory that lives while its owner does; (2) it belongs to this
+        // batch alone until then: slots are leased, copies are the batch's own.
+        unsafe { Self::new(data, bytes, dtype, shape, owner) }
     }
 
     /// A tensor in memory of its own that holds a copy of `bytes`, or `None` if the shape's size is another one.

@@ -14,6 +14,8 @@ pub mod tensor;
 
 pub mod framework;
 
+pub mod loader;
+
 pub mod cli;
 
 mod testing;
@@ -25,6 +27,9 @@ use pyo3::prelude::*;
 fn _forebay(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<tensor::Tensor>()?;
+    module.add_class::<loader::PyDataset>()?;
+    module.add_class::<loader::PyLoader>()?;
+    module.add_class::<loader::BatchIterator>()?;
     module.add_function(wrap_pyfunction!(cli::run_cli, module)?)?;
     testing::add(module)
 }

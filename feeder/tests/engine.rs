@@ -56,9 +56,9 @@ fn topic(root: &Path, parts: &[u64], width: usize, block_bytes: usize, appends: 
 
 fn bytes(batch: &Batch, column: &str) -> Vec<u8> {
     let column = batch.columns.iter().find(|c| &*c.name == column).unwrap();
-    assert_eq!(column.data as usize % 64, 0);
+    assert_eq!(column.address % 64, 0);
     // SAFETY: the batch holds the owner of the column's `bytes` bytes.
-    unsafe { std::slice::from_raw_parts(column.data, column.bytes) }.to_vec()
+    unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(column.address), column.bytes) }.to_vec()
 }
 
 fn ids(batch: &Batch) -> Vec<u64> {

@@ -1,11 +1,15 @@
 """The compiled half of the package."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, final
 
 from typing_extensions import CapsuleType
 
 __all__ = [
+    "BatchIterator",
+    "Dataset",
+    "Loader",
     "Tensor",
     "__version__",
     "_testing_give",
@@ -39,6 +43,73 @@ class Tensor:
         copy: bool | None = None,
     ) -> CapsuleType: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
+
+@final
+class Dataset:
+    """The records that a job trains on: all that a topic holds when this is made."""
+
+    def __new__(cls, root: str | os.PathLike[str], topic: str) -> Dataset: ...
+    def __len__(self) -> int: ...
+    @property
+    def schema(self) -> str: ...
+    @property
+    def topic(self) -> str: ...
+    def sample(self, index: int, columns: Sequence[str] | None = None, output: str | None = None) -> dict[str, Any]: ...
+
+@final
+class Loader:
+    """The loader of one rank; see `forebay.DataLoader`."""
+
+    def __new__(
+        cls,
+        dataset: Dataset,
+        *,
+        global_batch: int,
+        rank: int,
+        world: int,
+        columns: Sequence[str] | None,
+        shuffle: bool,
+        seed: int,
+        drop_last: bool,
+        tail: str | None,
+        checksum: str,
+        on_bad_record: str,
+        bad_records_max: int,
+        lanes: int | None,
+        chunk: int | None,
+        pool: int | None,
+        reader: str,
+        reader_threads: int | None,
+        depth: int,
+        read_ahead_steps: int | None,
+        memory_limit_bytes: int | None,
+        overflow_bytes: int,
+        timeout_s: float | None,
+        output: str | None,
+    ) -> Loader: ...
+    def begin(self) -> BatchIterator: ...
+    def steps(self) -> int: ...
+    def samples(self) -> int: ...
+    def cursor(self) -> tuple[int, int]: ...
+    def state(self, consumed: int | None = None) -> str: ...
+    def load(self, state: str) -> None: ...
+    def set_epoch(self, epoch: int) -> None: ...
+    def stats(self) -> dict[str, int]: ...
+    def plan(self) -> dict[str, Any]: ...
+    def take_notices(self) -> list[str]: ...
+    def bad_records(self) -> list[tuple[int, str]]: ...
+    def close(self) -> None: ...
+    @property
+    def closed(self) -> bool: ...
+
+@final
+class BatchIterator:
+    """Yields the batches of one iteration as dicts of tensors."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]: ...
+    def __next__(self) -> dict[str, Any]: ...
+    def next_with_place(self) -> tuple[dict[str, Any], int, int] | None: ...
+    def close(self, consumed: int | None = None) -> None: ...
 
 def run_cli(argv: Sequence[str]) -> int: ...
 def _testing_tensor(data: bytes, dtype: str, shape: Sequence[int]) -> Tensor: ...

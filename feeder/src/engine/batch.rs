@@ -21,11 +21,12 @@ pub struct BatchColumn {
     pub dtype: Dtype,
     /// Rows first, then the shape of one value. C order, no gaps.
     pub shape: Vec<i64>,
-    /// First byte, aligned to 64 bytes. Writable; no other batch has any of it while `owner` lives.
-    pub data: *mut u8,
+    /// Address of the first byte, aligned to 64 bytes. Writable; no other batch has any of it while `owner` lives. Its
+    /// provenance is exposed: `std::ptr::with_exposed_provenance_mut` makes a pointer of it.
+    pub address: usize,
     /// Length.
     pub bytes: usize,
-    /// Keeps `data` alive.
+    /// Keeps the memory alive.
     pub owner: Owner,
 }
 
@@ -62,8 +63,8 @@ impl Ordinary {
         self.memory.as_slice_mut()
     }
 
-    pub(super) fn data(&mut self) -> *mut u8 {
-        self.memory.as_mut_ptr()
+    pub(super) fn address(&mut self) -> usize {
+        self.memory.as_mut_ptr().expose_provenance()
     }
 }
 

@@ -462,18 +462,18 @@ impl Loader {
         let mask_bytes = if self.settings.masked() { rows } else { 0 };
         let copied = sizes.filter(|&bytes| crowded || !large(bytes)).map(aligned).sum::<usize>() + mask_bytes;
         let mut ordinary = Ordinary::new(copied, crowded.then_some(&engine.held));
-        let (base, memory) = (filled.slot as usize * engine.slot_bytes, ordinary.data());
+        let (base, memory) = (filled.slot as usize * engine.slot_bytes, ordinary.address());
         let mut at = 0;
         // Where each column stands: its address, and whether that is in the slot.
         let mut places = Vec::with_capacity(self.layout.columns.len());
         for placed in &self.layout.columns {
             let bytes = placed.row_bytes * rows;
             if large(bytes) && !crowded {
-                places.push((engine.slab.slot(filled.slot).0.wrapping_add(placed.offset), true));
+                places.push((engine.slab.slot(filled.slot).0.expose_provenance() + placed.offset, true));
                 continue;
             }
             engine.shared.slab.read(base + placed.offset, &mut ordinary.bytes()[at..at + bytes]);
-            places.push((memory.wrapping_add(at), false));
+            places.push((memory + at, false));
             at += aligned(bytes);
         }
         let mask = &mut ordinary.bytes()[at..at + mask_bytes];
@@ -490,19 +490,19 @@ impl Loader {
             .columns
             .iter()
             .zip(places)
-            .map(|(placed, (data, in_slot))| BatchColumn {
+            .map(|(placed, (address, in_slot))| BatchColumn {
                 name: placed.name.clone(),
                 dtype: placed.column.dtype,
                 shape: std::iter::once(rows as i64).chain(placed.column.shape.iter().map(|&n| i64::from(n))).collect(),
-                data,
+                address,
                 bytes: placed.row_bytes * rows,
                 owner: if in_slot { lease.clone() } else { ordinary.clone() },
             })
             .collect();
         if self.settings.masked() {
-            let data = memory.wrapping_add(at);
+            let address = memory + at;
             let (name, shape) = (Arc::from(MASK), vec![rows as i64]);
-            columns.push(BatchColumn { name, dtype: Dtype::Bool, shape, data, bytes: rows, owner: ordinary });
+            columns.push(BatchColumn { name, dtype: Dtype::Bool, shape, address, bytes: rows, owner: ordinary });
         }
         self.totals.bytes += columns.iter().map(|column| column.bytes as u64).sum::<u64>();
         Ok(Batch { epoch: self.cursor.epoch, place: self.cursor.n, rows: filled.rows, columns })

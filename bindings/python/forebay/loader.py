@@ -1,0 +1,387 @@
+"""`DataLoader`: batches of a topic, in an exact order, for one rank.
+
+Arguments and ranks are settled here; what happens at every step is in the compiled half (`_forebay.Loader`), whose
+iterator is handed out as it is unless there is a `transform`. torch and NumPy are imported with the first batch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from forebay import _arguments, _ranks
+from forebay._forebay import Dataset, Loader
+from forebay._transform import TransformIterator
+from forebay.errors import ClosedError, InvalidError
+
+Batch = dict[str, Any]
+"""Tensors by column name."""
+Transform = Callable[[Batch, Any], Any]
+"""Gets a batch and a random generator that is the same at every run for this batch."""
+State = dict[str, Any]
+"""A loader's state: plain data, a few hundred bytes, the same on every rank."""
+
+_logger = logging.getLogger("forebay")
+_open: weakref.WeakSet[DataLoader] = weakref.WeakSet()
+
+LATER = {
+    "job": "checkpoints kept by forebay itself are not in this version; keep state_dict() in your own checkpoint",
+    "resume": "checkpoints kept by forebay itself are not in this version; use load_state_dict()",
+    "attempt": "checkpoints kept by forebay itself are not in this version",
+    "endpoint": "the daemon is not in this version; use root= to read in this process",
+    "subscription": "live topics are not in this version",
+    "topics": "live topics are not in this version; name one topic as dataset",
+    "order": "consumers without an order are not in this version",
+}
+"""Arguments of the design that this version does not have, with the reason."""
+
+
+def default_root() -> Path:
+    """Where topics live if nobody says: FOREBAY_ROOT, else ./forebay-data."""
+    return Path(os.environ.get("FOREBAY_ROOT") or "forebay-data")
+
+
+def open(  # noqa: A001 (forebay.open is what it is called)
+    dataset: str, *, root: str | os.PathLike[str] | None = None, columns: Sequence[str] | None = None, output: str = "auto"
+) -> Samples:
+    """The samples of a topic by index, for looking at them: `forebay.open("digits")[3]`."""
+    return Samples(_dataset(dataset, root), columns, output)
+
+
+class Samples(Sequence[Batch]):
+    """The samples that a topic held when this was made, by index in the topic's own order."""
+
+    def __init__(self, dataset: Dataset, columns: Sequence[str] | None, output: str) -> None:
+        self._dataset = dataset
+        self._columns = None if columns is None else list(columns)
+        self._output = output
+
+    @property
+    def schema(self) -> str:
+        """The columns as text."""
+        return self._dataset.schema
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        """One sample, or those of a slice."""
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        at = index.__index__()
+        if not -len(self) <= at < len(self):
+            raise IndexError(f"no such sample: index={at} samples={len(self)}")
+        return self._dataset.sample(at % len(self), self._columns, self._output)
+
+
+def _dataset(name: str, root: str | os.PathLike[str] | None) -> Dataset:
+    if not isinstance(name, str):
+        raise InvalidError(f"dataset is the name of a topic: dataset={name!r}")
+    if "@" in name:
+        raise InvalidError(f"dataset versions are not in this version, name a topic: dataset={name!r}")
+    return Dataset(os.fspath(default_root() if root is None else root), name)
+
+
+class DataLoader:
+    """Yields the batches of one rank as dicts of tensors, in an order that a restart continues exactly.
+
+    The records are those that the topic holds when the loader is made; a state brings its own. Iterating again after a
+    `break` starts the epoch again; after its end, the next epoch; after `load_state_dict`, goes on there.
+
+    Args:
+        dataset: Name of a topic.
+        root: Folder of the topics. FOREBAY_ROOT, else ./forebay-data.
+        batch_size: Samples of one batch of this rank.
+        global_batch_size: Samples of one step over all ranks; instead of `batch_size`.
+        rank: This process among `world_size`. Else from `mesh`, else from RANK and WORLD_SIZE when iteration begins.
+        world_size: Number of processes that share each step; may change at any restart.
+        mesh: A torch `DeviceMesh`; its data-parallel dimensions count.
+        columns: Names of the columns to deliver; all by default.
+        shuffle: Whether each epoch has an order of its own, a function of `seed` and the epoch.
+        seed: Of the shuffle and of transforms.
+        drop_last: Leave out the last step of an epoch if it is short.
+        tail: What ranks get of a short step. "pad": equal shapes, repeated rows are False in `batch["mask"]` (the default
+            with several ranks); "short": what there is.
+        transform: `f(batch, rng)`, run in threads ahead of the training; `rng` is a `numpy.random.Generator` keyed by
+            (seed, epoch, place). What it returns is yielded instead of the batch.
+        transform_threads: Threads, and batches ahead, for `transform`.
+        timeout: Seconds that `next` waits before it raises `TimeoutError`; 0 for no limit.
+        output: "torch", "numpy", "dlpack" (plain `Tensor`s for any DLPack consumer), or "auto": the first of torch and
+            NumPy that can be imported.
+        device: Only "cpu" (or None): batches are host memory, copy them with `.to(device, non_blocking=True)`.
+        checksum: "sampled" (one read in 64), "always" or "off".
+        on_bad_record: What to do with a record whose bytes are damaged: "raise", "mask", "substitute"; the latter two
+            need `checksum="always"`.
+        bad_records_max: Damaged records tolerated.
+        lanes, chunk, pool: The shuffle's numbers, see `forebay plan`; fixed by a state.
+        reader: "auto", "io_uring" or "preadv".
+        reader_threads: Threads that read; two where there are processors for them.
+        depth: Reads in flight for each of these threads.
+        read_ahead_steps: Steps read ahead beyond those that the shuffle keeps open.
+        memory_limit_bytes: Most bytes of the slab that batches live in; half of what is available by default.
+        overflow_bytes: Most bytes of batches kept by the program beyond the slab's.
+    """
+
+    def __init__(
+        self,
+        dataset: str,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        *,
+        global_batch_size: int | None = None,
+        root: str | os.PathLike[str] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: _ranks.Mesh | None = None,
+        columns: Sequence[str] | None = None,
+        seed: int = 0,
+        drop_last: bool = False,
+        tail: Literal["pad", "short"] | None = None,
+        transform: Transform | None = None,
+        transform_threads: int = 2,
+        timeout: float = 0,
+        output: Literal["auto", "torch", "numpy", "dlpack"] = "auto",
+        device: str | None = None,
+        checksum: Literal["sampled", "always", "off"] = "sampled",
+        on_bad_record: Literal["raise", "mask", "substitute"] = "raise",
+        bad_records_max: int = 100,
+        lanes: int | None = None,
+        chunk: int | None = None,
+        pool: int | None = None,
+        reader: Literal["auto", "io_uring", "preadv"] = "auto",
+        reader_threads: int | None = None,
+        depth: int = 8,
+        read_ahead_steps: int | None = None,
+        memory_limit_bytes: int | None = None,
+        overflow_bytes: int = 1 << 30,
+        **habits: Any,
+    ) -> None:
+        for name in habits.keys() & LATER.keys():
+            if habits.pop(name) is not None:
+                raise InvalidError(f"{LATER[name]}: argument={name}")
+        _arguments.check(habits, _parameters())
+        if str(device or "cpu") != "cpu":
+            raise InvalidError.of(
+                f"batches are delivered in host memory by this version: device={device!s}",
+                "device=None and batch[column].to(device, non_blocking=True)",
+            )
+        if (batch_size is None) == (global_batch_size is None):
+            raise InvalidError(
+                "give one of batch_size (samples of this rank) and global_batch_size (samples of all ranks): "
+                f"batch_size={batch_size} global_batch_size={global_batch_size}"
+            )
+        if columns is not None and isinstance(columns, str):
+            raise InvalidError(f"columns is a list of names: columns={columns!r}")
+        if transform is not None and (not callable(transform) or transform_threads < 1):
+            raise InvalidError(f"transform is a function, run by at least one thread: threads={transform_threads}")
+        if rank is not None or world_size is not None:
+            _ranks.given(rank, world_size)
+        self._rank, self._world_size, self._mesh = rank, world_size, mesh
+        self._batch_size = _count("batch_size", batch_size)
+        self._global_batch_size = _count("global_batch_size", global_batch_size)
+        self._transform, self._transform_threads = transform, transform_threads
+        self._settings: dict[str, Any] = {
+            "columns": None if columns is None else list(columns),
+            "shuffle": bool(shuffle),
+            "seed": _count("seed", seed, least=0, most=2**64 - 1),
+            "drop_last": bool(drop_last),
+            "tail": tail,
+            "checksum": checksum,
+            "on_bad_record": on_bad_record,
+            "bad_records_max": _count("bad_records_max", bad_records_max, least=0),
+            "lanes": _count("lanes", lanes),
+            "chunk": _count("chunk", chunk),
+            "pool": _count("pool", pool),
+            "reader": reader,
+            "reader_threads": _count("reader_threads", reader_threads),
+            "depth": _count("depth", depth),
+            "read_ahead_steps": _count("read_ahead_steps", read_ahead_steps, least=0),
+            "memory_limit_bytes": _count("memory_limit_bytes", memory_limit_bytes, most=2**63),
+            "overflow_bytes": _count("overflow_bytes", overflow_bytes, least=0, most=2**63),
+            "timeout_s": float(timeout),
+            "output": output,
+        }
+        self._dataset = _dataset(dataset, root)
+        self._closed = False
+        self._loader: Loader | None = None
+        self._ranks: _ranks.Ranks | None = None
+        self._iterator: weakref.ref[TransformIterator] | None = None
+        if rank is not None or mesh is not None:
+            self._native()
+        else:
+            # Which rank this is shows when iteration begins; what is wrong with the rest is to be said now.
+            self._make(_ranks.Ranks(0, 1, "nobody yet"))
+        _open.add(self)
+        _pass_as_iterable_dataset()
+
+    def _make(self, ranks: _ranks.Ranks) -> Loader:
+        world = ranks.world_size
+        whole = self._global_batch_size or (self._batch_size or 1) * world
+        return Loader(self._dataset, global_batch=whole, rank=ranks.rank, world=world, **self._settings)
+
+    def _native(self) -> Loader:
+        """The compiled loader for the rank that this process is now."""
+        if self._closed:
+            raise ClosedError("the loader is closed")
+        ranks = _ranks.resolve(self._rank, self._world_size, self._mesh)
+        if self._loader is not None and self._ranks is not None and self._ranks[:2] == ranks[:2]:
+            return self._loader
+        loader = self._make(ranks)
+        if self._loader is not None:
+            loader.load(self._loader.state())
+            self._loader.close()
+        self._loader, self._ranks = loader, ranks
+        return loader
+
+    def __iter__(self) -> Iterator[Any]:
+        """Starts an iteration; see the class for where."""
+        loader = self._native()
+        batches = loader.begin()
+        for line in loader.take_notices():
+            _logger.info("%s", line)
+        if self._transform is None:
+            return batches
+        iterator = TransformIterator(batches, self._transform, self._transform_threads, self._settings["seed"])
+        self._iterator = weakref.ref(iterator)
+        return iterator
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch, the same on every rank and wherever the cursor stands."""
+        return self._native().steps()
+
+    @property
+    def samples(self) -> int:
+        """Samples of a whole epoch, over all ranks."""
+        return self._native().samples()
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the cursor."""
+        return self._native().cursor()[0]
+
+    @property
+    def rank(self) -> int:
+        """This process among `world_size`."""
+        self._native()
+        return self._ranks.rank if self._ranks else 0
+
+    @property
+    def world_size(self) -> int:
+        """Processes that share each step."""
+        self._native()
+        return self._ranks.world_size if self._ranks else 1
+
+    def state_dict(self, consumed: int | None = None) -> State:
+        """The state after the last batch that was yielded, or after `consumed` batches of this iteration.
+
+        Batches read ahead never count. For wrappers that fetch ahead, `consumed` is what training has really used.
+        """
+        loader = self._native()
+        iterator = self._iterator() if self._iterator is not None else None
+        if iterator is not None and not iterator.over:
+            # The loader is ahead of the trainer by what is being transformed.
+            if consumed is None:
+                consumed = iterator.yielded
+            elif consumed > iterator.yielded:
+                raise InvalidError(
+                    "consumed counts batches that this iteration has handed out: "
+                    f"consumed={consumed} handed_out={iterator.yielded}"
+                )
+        state: State = json.loads(loader.state(consumed))
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes a state: the next iteration goes on there. Raises if that cannot be honoured, and then changes nothing."""
+        try:
+            text = json.dumps(state)
+        except (TypeError, ValueError) as error:
+            raise InvalidError(f"not a state of a forebay loader: {error}") from error
+        self._native().load(text)
+        self._iterator = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Names the epoch of the next iteration. That of the current epoch keeps the cursor."""
+        self._native().set_epoch(_count("epoch", epoch, least=0, most=2**63))
+
+    def stats(self) -> dict[str, int]:
+        """Running counts: batches, bytes, stall_ns, reads, syscalls, slots and more."""
+        return self._native().stats()
+
+    def plan(self) -> dict[str, Any]:
+        """The numbers that fix the order: shuffle, seed, lanes, chunk, pool."""
+        return self._native().plan()
+
+    def bad_records(self) -> list[tuple[int, str]]:
+        """Records that were masked or replaced: index in the topic's order, and why."""
+        return self._native().bad_records()
+
+    @property
+    def schema(self) -> str:
+        """The topic's columns as text."""
+        return self._dataset.schema
+
+    def close(self) -> None:
+        """Ends the threads and frees the slab; batches already yielded stay valid. Safe to call again."""
+        self._closed = True
+        if self._iterator is not None and (iterator := self._iterator()) is not None:
+            iterator.close()
+        if self._loader is not None:
+            for line in self._loader.take_notices() if not self._loader.closed else ():
+                _logger.info("%s", line)
+            self._loader.close()
+
+    def __reduce__(self) -> Any:
+        raise InvalidError.of(
+            "a loader cannot be pickled or sent to another process: it owns threads and memory",
+            "make a loader in each process; a torch DataLoader around it takes num_workers=0",
+        )
+
+    def __enter__(self) -> DataLoader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Ends what is still open before the interpreter goes away."""
+    for loader in list(_open):
+        if loader._loader is not None:
+            loader._loader.close()
+
+
+def _pass_as_iterable_dataset() -> None:
+    """Lets a torch `DataLoader` (batch_size=None, num_workers=0) wrap ours, if torch is there at all."""
+    torch_data = sys.modules.get("torch.utils.data")
+    if torch_data is not None:
+        torch_data.IterableDataset.register(DataLoader)
+
+
+def _parameters() -> list[str]:
+    import inspect
+
+    return [name for name in inspect.signature(DataLoader.__init__).parameters if name not in ("self", "habits")]
+
+
+def _count(name: str, value: int | None, least: int = 1, most: int = 2**32 - 1) -> Any:
+    """A whole number within its limits, as torch, NumPy and Python have them."""
+    if value is None:
+        return None
+    try:
+        number = value.__index__()
+    except AttributeError:
+        raise InvalidError(f"{name} is a whole number: {name}={value!r}") from None
+    if isinstance(value, bool) or not least <= number <= most:
+        raise InvalidError(f"{name} is {least} to {most}: {name}={value!r}")
+    return number
