@@ -88,6 +88,11 @@ has_gpu() {
     [[ -e /proc/driver/nvidia/version || -e /dev/nvidiactl ]]
 }
 
+# The pinned torch has no build for older ones.
+torch_fits() {
+    "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'
+}
+
 # torch as it is where there is an NVIDIA GPU; elsewhere only its CPU half, which is a fifth of the size.
 ensure_torch() {
     ensure_tools
