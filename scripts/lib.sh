@@ -88,6 +88,11 @@ has_gpu() {
     [[ -e /proc/driver/nvidia/version || -e /dev/nvidiactl ]]
 }
 
+# The pinned torch has no build for older ones.
+torch_fits() {
+    "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'
+}
+
 # torch as it is where there is an NVIDIA GPU; elsewhere only its CPU half, which is a fifth of the size.
 ensure_torch() {
     ensure_tools
@@ -128,13 +133,15 @@ install_wheel() {
     uv_install --no-deps --reinstall "$wheel"
 }
 
-# Whether Rust tests that embed Python can be linked: some systems ship the interpreter without its library.
-has_libpython() {
+# The folder of Python's own library, which Rust tests that embed Python are linked to; fails where there is none: some
+# systems ship the interpreter without it.
+libpython_folder() {
     "$venv/bin/python" - <<'PYTHON'
 import os, sys, sysconfig
 value = sysconfig.get_config_var
-shared = value("LDLIBRARY") if value("Py_ENABLE_SHARED") else value("LIBRARY")
-folders = [value("LIBDIR"), value("LIBPL"), os.path.join(value("LIBDIR"), value("MULTIARCH") or "")]
-sys.exit(not any(shared and folder and os.path.exists(os.path.join(folder, shared)) for folder in folders))
+name = value("LDLIBRARY") if value("Py_ENABLE_SHARED") else value("LIBRARY")
+folders = [value("LIBDIR"), os.path.join(value("LIBDIR"), value("MULTIARCH") or ""), value("LIBPL")]
+found = [folder for folder in folders if folder and name and os.path.exists(os.path.join(folder, name))]
+sys.exit("no library") if not found else print(found[0])
 PYTHON
 }

@@ -167,8 +167,11 @@ def test_a_real_torch_worker_is_refused() -> None:
 
 @pytest.mark.torch
 def test_a_real_mesh_has_what_is_used() -> None:
-    pytest.importorskip("torch")
-    from torch.distributed.device_mesh import DeviceMesh
-
-    for name in ("mesh_dim_names", "shape", "get_coordinate"):
-        assert hasattr(DeviceMesh, name) or name in DeviceMesh.__init__.__code__.co_names
+    torch = pytest.importorskip("torch")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.device_mesh.DeviceMesh("cpu", [[0]], mesh_dim_names=("dp", "tp"))
+        assert resolve(mesh=mesh) == (0, 1, "the mesh")
+        assert resolve(mesh=mesh["dp"]) == (0, 1, "the mesh")
+    finally:
+        torch.distributed.destroy_process_group()
