@@ -20,11 +20,14 @@ from forebay.errors import (
     StateMismatchError,
     TimeoutError,  # noqa: A004 (it is one)
 )
+from forebay.loader import Batch, DataLoader, Samples, State, Transform, open  # noqa: A004 (what it is called)
 
 __all__ = [
+    "Batch",
     "BusyError",
     "ClosedError",
     "CorruptError",
+    "DataLoader",
     "Error",
     "ExistsError",
     "InvalidError",
@@ -33,8 +36,12 @@ __all__ = [
     "NotFoundError",
     "NotRetainedError",
     "PermissionError",
+    "Samples",
+    "State",
     "StateMismatchError",
     "Tensor",
     "TimeoutError",
+    "Transform",
     "__version__",
+    "open",
 ]
