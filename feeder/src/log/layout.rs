@@ -28,10 +28,10 @@ pub fn body_bytes(schema: &Schema, rows: u32) -> u64 {
     column_at(schema, rows, schema.columns().len())
 }
 
-/// Rows of a full block: the largest power of two whose rows fit into `block_bytes`, so that chunks of a power of two
-/// rows divide blocks; at least one row.
+/// Rows of a full block: the power of two whose rows come nearest to `block_bytes`, between three quarters and three
+/// halves of it, so that chunks of a power of two rows divide blocks; at least one row.
 pub fn block_rows(schema: &Schema, block_bytes: usize) -> u32 {
-    let fitting = (block_bytes / schema.row_bytes()).clamp(1, BLOCK_ROWS_MAX as usize) as u32;
+    let fitting = (block_bytes.saturating_mul(3) / 2 / schema.row_bytes()).clamp(1, BLOCK_ROWS_MAX as usize) as u32;
     1 << fitting.ilog2()
 }
 
@@ -64,10 +64,11 @@ mod tests {
         for (schema, rows) in [
             ("x:uint8", 1 << 20),
             ("x:uint8[4096]", 256),
-            ("x:uint8[3000]", 256),
-            ("x:uint8[150528]", 4),
+            ("x:uint8[3000]", 512),
+            ("x:uint8[150528]", 8),
             ("x:uint8[1048576]", 1),
             ("x:uint8[1048577]", 1),
+            ("x:uint16[2048], id:int64", 256),
         ] {
             assert_eq!(block_rows(&Schema::parse(schema).unwrap(), 1 << 20), rows, "{schema}");
         }
