@@ -17,6 +17,8 @@ pub mod log;
 
 pub mod plan;
 
+pub mod cli;
+
 pub use error::{Error, ErrorKind, Result};
 pub use rows::Rows;
 pub use schema::{Column, Dtype, Schema};

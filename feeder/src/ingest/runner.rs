@@ -187,7 +187,10 @@ impl<'a> Runner<'a> {
         }
         Err(Error::new(
             ErrorKind::NoSpace,
-            format!("the disk has no room for the rows: root={} bytes={needed} free={free}", self.request.root.display()),
+            format!(
+                "the disk has no room for the rows: root={} bytes={needed} free={free}",
+                self.request.root.display()
+            ),
         )
         .with_hint("make room, keep the topics elsewhere with --root, or take fewer columns with --columns"))
     }

@@ -63,7 +63,7 @@ fn matches(pattern: &str) -> Result<Vec<PathBuf>> {
         .map_err(|error| Error::invalid(format!("not a pattern: source={pattern:?}")).with_source(error))?;
     let mut paths = found
         .collect::<Result<Vec<PathBuf>, _>>()
-        .map_err(|error| Error::io(format!("cannot list files: source={pattern:?}"), error.into_error()))?;
+        .map_err(|error| Error::io(format!("cannot list files: source={pattern:?}"), error.into()))?;
     if paths.is_empty() {
         return Err(not_found("no file matches the pattern").with_hint("look with: ls, and mind where you are"));
     }
@@ -86,9 +86,8 @@ impl Stamp {
 
     /// Refuses a file that is not as it was.
     pub(super) fn check(self, path: &Path) -> Result<()> {
-        let meta = path
-            .metadata()
-            .map_err(|error| Error::io(format!("cannot read file: path={}", path.display()), error))?;
+        let meta =
+            path.metadata().map_err(|error| Error::io(format!("cannot read file: path={}", path.display()), error))?;
         match Self::of(&meta) == self {
             true => Ok(()),
             false => Err(Error::new(
@@ -173,7 +172,10 @@ mod tests {
             let name = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
             (paths.iter().map(name).collect::<Vec<_>>(), notes.len())
         };
-        assert_eq!(names(&[at("c.npz"), at("?.np*"), at("a.npy")]), (vec!["c.npz".into(), "a.npy".into(), "b.npy".into()], 2));
+        assert_eq!(
+            names(&[at("c.npz"), at("?.np*"), at("a.npy")]),
+            (vec!["c.npz".into(), "a.npy".into(), "b.npy".into()], 2)
+        );
         assert_eq!(names(&[at("odd[1].npy")]).0, ["odd[1].npy"]);
         let error = |pattern: String| resolve(&[pattern]).unwrap_err();
         assert_eq!(error(at("*.parquet")).kind(), ErrorKind::NotFound);
