@@ -10,9 +10,9 @@ use feeder::Error;
 use feeder::log::{Root, TopicView};
 
 const FILES: u64 = 3;
-const FILE_ROWS: u64 = 60_000;
+const FILE_ROWS: u64 = 40_000;
 const VALUE_BYTES: usize = 500;
-const ROUNDS: u64 = 8;
+const ROUNDS: u64 = 4;
 /// Kills of one ingest before it may finish.
 const KILLS: u64 = 3;
 
