@@ -136,21 +136,57 @@ pub(super) fn remove(path: &Path) -> Result<()> {
     }
 }
 
+/// A file held under an exclusive lock, until it is dropped or the process ends. A forked child that drops its copy
+/// leaves the lock to its parent.
+#[derive(Debug)]
+pub(super) struct Held {
+    /// `None` only while it is dropped.
+    lock: Option<Flock<File>>,
+    pid: u32,
+}
+
+impl Held {
+    fn new(lock: Flock<File>) -> Self {
+        Self { lock: Some(lock), pid: std::process::id() }
+    }
+
+    /// Whether this process took the lock.
+    pub(super) fn is_ours(&self) -> bool {
+        self.pid == std::process::id()
+    }
+
+    /// Replaces the file's contents.
+    pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let Some(file) = self.lock.as_deref() else { return Ok(()) };
+        file.set_len(0)?;
+        file.write_all_at(bytes, 0)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if !self.is_ours() {
+            // Unlocking would unlock the parent's: both share one open file.
+            std::mem::forget(self.lock.take());
+        }
+    }
+}
+
 /// Takes an exclusive lock on a file without waiting; `None` when somebody else holds it.
-pub(super) fn try_lock(file: File) -> io::Result<Option<Flock<File>>> {
+pub(super) fn try_lock(file: File) -> io::Result<Option<Held>> {
     match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-        Ok(lock) => Ok(Some(lock)),
+        Ok(lock) => Ok(Some(Held::new(lock))),
         Err((_, Errno::EWOULDBLOCK)) => Ok(None),
         Err((_, errno)) => Err(errno.into()),
     }
 }
 
 /// Takes an exclusive lock on a file, waiting for it.
-pub(super) fn lock(file: File) -> io::Result<Flock<File>> {
+pub(super) fn lock(file: File) -> io::Result<Held> {
     let mut file = file;
     loop {
         match Flock::lock(file, FlockArg::LockExclusive) {
-            Ok(lock) => return Ok(lock),
+            Ok(lock) => return Ok(Held::new(lock)),
             Err((back, Errno::EINTR)) => file = back,
             Err((_, errno)) => return Err(errno.into()),
         }
@@ -232,6 +268,21 @@ impl Hint {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lock_taken_by_another_process_is_not_given_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let take = || try_lock(lock_file(&path).unwrap()).unwrap();
+        drop(take().unwrap());
+        let held = take().expect("given back");
+        assert!(take().is_none());
+        drop(Held { pid: held.pid + 1, lock: None });
+        let mut held = held;
+        held.pid += 1;
+        drop(held);
+        assert!(take().is_none(), "only the process that took it gives it back");
+    }
 
     #[test]
     fn hints_round_trip_and_notice_damage() {

@@ -10,7 +10,9 @@
 
 use arrow_ipc::convert::IpcSchemaEncoder;
 use arrow_ipc::{KeyValue, KeyValueArgs, MessageBuilder, MessageHeader, MetadataVersion};
+use cursorstore::Incarnation;
 use flatbuffers::{FlatBufferBuilder, ForwardsUOffset, Vector, WIPOffset};
+use serde::{Deserialize, Serialize};
 
 use super::Identity;
 use super::layout::PAGE_BYTES;
@@ -27,7 +29,16 @@ pub(super) const PREFIX_BYTES: usize = 8;
 pub(super) const TRAILER_BYTES: usize = 8;
 /// Most bytes of a segment's preamble: 4096 columns with names of 1 KiB.
 pub(super) const PREAMBLE_BYTES_MAX: usize = 32 << 20;
+const FILE_KEY: &str = "forebay.file";
 const TRAILER_MARK: &[u8; 4] = b"fbc1";
+
+#[derive(Serialize, Deserialize)]
+struct FileMeta {
+    format: u32,
+    incarnation: Incarnation,
+    partition: u32,
+    base: u64,
+}
 
 /// The frame of a message that begins on a page border after `before` bytes, padded up to the next border.
 pub(super) fn frame(flat: &[u8], before: usize) -> Vec<u8> {
@@ -87,10 +98,10 @@ pub(super) fn value_of<'a>(pairs: Option<Vector<'a, ForwardsUOffset<KeyValue<'a>
 pub(super) fn preamble(schema: &Schema, identity: &Identity, base: u64) -> Vec<u8> {
     let mut fbb = FlatBufferBuilder::new();
     let fields = IpcSchemaEncoder::new().schema_to_fb_offset(&mut fbb, &schema.to_arrow());
-    let about = serde_json::json!({
-        "format": super::FORMAT, "incarnation": identity.incarnation, "partition": identity.partition, "base": base,
-    });
-    let pairs = key_values(&mut fbb, &[("forebay.file", &about.to_string())]);
+    let about =
+        FileMeta { format: super::FORMAT, incarnation: identity.incarnation, partition: identity.partition, base };
+    let about = serde_json::to_string(&about).unwrap_or_default();
+    let pairs = key_values(&mut fbb, &[(FILE_KEY, &about)]);
     let mut message = MessageBuilder::new(&mut fbb);
     message.add_version(MetadataVersion::V5);
     message.add_header_type(MessageHeader::Schema);
@@ -102,6 +113,16 @@ pub(super) fn preamble(schema: &Schema, identity: &Identity, base: u64) -> Vec<u
     let mut bytes = MAGIC.to_vec();
     bytes.extend(frame(fbb.finished_data(), MAGIC.len()));
     bytes
+}
+
+/// Whose file a preamble's frame says this is; `None` if the frame is damaged.
+pub(super) fn preamble_owner(frame: &[u8]) -> Option<(Identity, u64)> {
+    if !is_sound(frame) {
+        return None;
+    }
+    let message = arrow_ipc::root_as_message(frame.get(PREFIX_BYTES..)?).ok()?;
+    let about: FileMeta = serde_json::from_str(value_of(message.custom_metadata(), FILE_KEY)?).ok()?;
+    Some((Identity { incarnation: about.incarnation, partition: about.partition }, about.base))
 }
 
 #[cfg(test)]

@@ -6,13 +6,12 @@
 //! protects, or making it says what is gone.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
-use nix::fcntl::Flock;
 use serde::{Deserialize, Serialize};
 
-use super::files;
+use super::files::{self, Held};
 use super::topic::Topic;
 use super::{FORMAT, LOCK_NAME};
 use crate::error::{Error, ErrorKind, Result};
@@ -38,7 +37,7 @@ struct GuardFile {
 pub struct Guard {
     path: PathBuf,
     dir: PathBuf,
-    file: Option<Flock<File>>,
+    file: Held,
     from: Vec<u64>,
 }
 
@@ -54,7 +53,7 @@ impl Guard {
             return Err(Error::invalid(format!("a guard only moves forward: from={:?} to={from:?}", self.from)));
         }
         let file = write_locked(&self.dir, &self.path, from)?;
-        self.file = Some(file);
+        self.file = file;
         self.from = from.to_vec();
         Ok(())
     }
@@ -62,7 +61,10 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        // A forked child leaves the guard to its parent.
+        if self.file.is_ours() {
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -80,7 +82,7 @@ impl Topic {
         let folder = Folder::open(self.dir())?;
         let path = folder.dir.join(format!("{}.{ENDING}", files::unique()?));
         let file = write_locked(&folder.dir, &path, from)?;
-        let guard = Guard { path, dir: folder.dir.clone(), file: Some(file), from: from.to_vec() };
+        let guard = Guard { path, dir: folder.dir.clone(), file, from: from.to_vec() };
         for (partition, &from) in from.iter().enumerate() {
             let first = self.first(partition as u32)?;
             if from < first {
@@ -98,7 +100,7 @@ impl Topic {
 }
 
 /// Makes a guard's file under its lock from the first moment that it has its name.
-fn write_locked(dir: &Path, path: &Path, from: &[u64]) -> Result<Flock<File>> {
+fn write_locked(dir: &Path, path: &Path, from: &[u64]) -> Result<Held> {
     let failed = |error| Error::io(format!("cannot hold rows of the topic: path={}", path.display()), error);
     let text = serde_json::to_vec(&GuardFile { format: FORMAT, pid: std::process::id(), from: from.to_vec() })
         .map_err(|error| failed(error.into()))?;
@@ -106,7 +108,7 @@ fn write_locked(dir: &Path, path: &Path, from: &[u64]) -> Result<Flock<File>> {
         let beside = dir.join(format!("{}.tmp", files::unique()?));
         let file = OpenOptions::new().write(true).create_new(true).open(&beside).map_err(failed)?;
         let Some(mut lock) = files::try_lock(file).map_err(failed)? else { continue };
-        let put = lock.write_all(&text).and_then(|()| fs::rename(&beside, path));
+        let put = lock.write(&text).and_then(|()| fs::rename(&beside, path));
         match put {
             Ok(()) => return Ok(lock),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -123,7 +125,7 @@ fn write_locked(dir: &Path, path: &Path, from: &[u64]) -> Result<Flock<File>> {
 #[derive(Debug)]
 pub(super) struct Folder {
     dir: PathBuf,
-    _lock: Flock<File>,
+    _lock: Held,
 }
 
 impl Folder {

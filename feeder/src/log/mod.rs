@@ -21,6 +21,7 @@
 
 mod block;
 mod commit;
+mod core;
 mod files;
 mod footer;
 mod frame;

@@ -162,7 +162,7 @@ impl Place<'_> {
         let failed = |error| Error::io(format!("cannot read segment: path={}", path.display()), error);
         let file = File::open(&path).map_err(failed)?;
         let len = file.metadata().map_err(failed)?.len();
-        let mut scan = Scan::new(preamble_bytes(&file, self.schema, self.identity, base).map_err(failed)?, base);
+        let mut scan = Scan::new(preamble_bytes(&file, &path, self, base)?, base);
         let walk = Walk {
             file: &file,
             len,
@@ -199,7 +199,7 @@ impl Place<'_> {
         let file = open_for_writing(&path)?;
         let hint = Hint::read(self.dir, base);
         let len = file.metadata().map_err(failed)?.len();
-        let mut scan = Scan::new(preamble_bytes(&file, self.schema, self.identity, base).map_err(failed)?, base);
+        let mut scan = Scan::new(preamble_bytes(&file, &path, self, base)?, base);
         let walk = Walk { file: &file, len, schema: self.schema, identity: self.identity, hint };
         let mut time_ms: Option<(u64, u64)> = None;
         let note = |header: &super::block::Header| {
@@ -266,24 +266,32 @@ pub(super) fn footer_error(path: &Path, base: u64, why: NoFooter) -> Error {
     }
 }
 
-/// Length of a segment's preamble: as it says itself, or as it must have been when it is damaged.
-pub(super) fn preamble_bytes(file: &File, schema: &Schema, identity: &Identity, base: u64) -> std::io::Result<u64> {
+/// Length of a segment's preamble: as it says itself, or as it must have been when it is damaged. A file that says it
+/// belongs to another topic, partition or place is refused.
+pub(super) fn preamble_bytes(file: &File, path: &Path, place: &Place<'_>, base: u64) -> Result<u64> {
+    let failed = |error| Error::io(format!("cannot read segment: path={}", path.display()), error);
     let mut start = [0; frame::MAGIC.len() + frame::PREFIX_BYTES];
-    let read = file.read_exact_at(&mut start, 0);
-    let said = start.last_chunk().copied().and_then(frame::frame_bytes);
-    if let (Ok(()), true, Some(said)) = (&read, start.starts_with(frame::MAGIC), said)
-        && said <= frame::PREAMBLE_BYTES_MAX
-        && said as u64 + frame::MAGIC.len() as u64 <= file.metadata()?.len()
-    {
-        let mut bytes = vec![0; said];
-        file.read_exact_at(&mut bytes, frame::MAGIC.len() as u64)?;
-        if frame::is_sound(&bytes) {
-            return Ok((said + frame::MAGIC.len()) as u64);
-        }
+    match file.read_exact_at(&mut start, 0) {
+        Err(error) if error.kind() != std::io::ErrorKind::UnexpectedEof => return Err(failed(error)),
+        _ => {}
     }
-    match read {
-        Err(error) if error.kind() != std::io::ErrorKind::UnexpectedEof => Err(error),
-        _ => Ok(frame::preamble(schema, identity, base).len() as u64),
+    let ours = || Ok(frame::preamble(place.schema, place.identity, base).len() as u64);
+    let Some(said) = start.last_chunk().copied().and_then(frame::frame_bytes) else { return ours() };
+    let total = (said + frame::MAGIC.len()) as u64;
+    let len = file.metadata().map_err(failed)?.len();
+    if !start.starts_with(frame::MAGIC) || said > frame::PREAMBLE_BYTES_MAX || total > len {
+        return ours();
+    }
+    let mut bytes = vec![0; said];
+    file.read_exact_at(&mut bytes, frame::MAGIC.len() as u64).map_err(failed)?;
+    match frame::preamble_owner(&bytes) {
+        None => ours(),
+        Some(owner) if owner == (*place.identity, base) => Ok(total),
+        Some(_) => Err(Error::corrupt(format!(
+            "the segment belongs to another topic or place: path={} offset={base} incarnation={}",
+            path.display(),
+            place.identity.incarnation
+        ))),
     }
 }
 

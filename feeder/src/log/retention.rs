@@ -70,24 +70,22 @@ impl Topic {
             fronts.push(front);
         }
         let mut report = Retained::default();
-        for (partition, front) in fronts.iter_mut().enumerate() {
-            while let Some(oldest) = front.candidates.last() {
-                let due = rules.age_ms.is_some_and(|age| now_ms.saturating_sub(oldest.last_ms) > age);
-                if !due || !self.delete_oldest(front, &mut total, &mut report)? {
-                    break;
-                }
+        let aged = |last_ms| rules.age_ms.is_some_and(|age| now_ms.saturating_sub(last_ms) > age);
+        for front in &mut fronts {
+            while front.deletable().is_some_and(|oldest| aged(oldest.last_ms)) {
+                total -= self.delete_oldest(front, &mut report)?.min(total);
             }
-            report.first.push(front.first);
-            debug_assert!(partition < self.partitions() as usize);
         }
         while rules.bytes.is_some_and(|limit| total > limit) {
-            let ages = fronts.iter_mut().filter_map(|front| Some((front.candidates.last()?.last_ms, front)));
+            let ages = fronts.iter_mut().filter_map(|front| Some((front.deletable()?.last_ms, front)));
             let Some((_, front)) = ages.min_by_key(|(last_ms, _)| *last_ms) else { break };
-            if !self.delete_oldest(front, &mut total, &mut report)? {
-                // Held: nothing more of this partition can go.
-                front.candidates.clear();
-            }
+            total -= self.delete_oldest(front, &mut report)?.min(total);
         }
+        let held = || fronts.iter().flat_map(|front| front.candidates.iter().filter(|one| front.holds(one)));
+        let held_bytes: u64 = held().map(|one| one.bytes).sum();
+        let held_aged: u64 = held().filter(|one| aged(one.last_ms)).map(|one| one.bytes).sum();
+        let excess = rules.bytes.map_or(0, |limit| total.saturating_sub(limit));
+        report.held_bytes = held_aged.max(excess.min(held_bytes));
         report.first = fronts.iter().map(|front| front.first).collect();
         Ok(report)
     }
@@ -124,20 +122,27 @@ impl Topic {
         Ok((Front { candidates, held_from, first: view.first }, bytes))
     }
 
-    /// Deletes a partition's oldest segment, unless it is held.
-    fn delete_oldest(&self, front: &mut Front, total: &mut u64, report: &mut Retained) -> Result<bool> {
-        let Some(oldest) = front.candidates.last() else { return Ok(false) };
-        if oldest.segment.end > front.held_from {
-            report.held_bytes += oldest.bytes;
-            return Ok(false);
-        }
+    /// Deletes a partition's oldest segment and returns its bytes.
+    fn delete_oldest(&self, front: &mut Front, report: &mut Retained) -> Result<u64> {
+        let Some(oldest) = front.candidates.pop() else { return Ok(0) };
         files::remove(&oldest.segment.path)?;
+        // One after the other, so that a crash of the machine leaves no gap.
+        files::sync_dir(&super::partition_dir(self.dir(), oldest.segment.partition))?;
         report.segments += 1;
         report.rows += oldest.segment.end - oldest.segment.base;
         report.bytes += oldest.bytes;
-        *total -= oldest.bytes.min(*total);
         front.first = oldest.segment.end;
-        front.candidates.pop();
-        Ok(true)
+        Ok(oldest.bytes)
+    }
+}
+
+impl Front {
+    fn holds(&self, candidate: &Candidate) -> bool {
+        candidate.segment.end > self.held_from
+    }
+
+    /// The oldest segment, if nobody needs it.
+    fn deletable(&self) -> Option<&Candidate> {
+        self.candidates.last().filter(|oldest| !self.holds(oldest))
     }
 }

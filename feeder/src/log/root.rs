@@ -4,9 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use cursorstore::TopicName;
-use nix::fcntl::Flock;
 
-use super::files;
+use super::files::{self, Held};
 use super::guard::{self, GUARDS_DIR};
 use super::topic::{Topic, TopicFacts, TopicOptions};
 use super::{FORMAT, LOCK_NAME, ROOT_FILE, TOPIC_FILE, partition_dir};
@@ -51,9 +50,11 @@ impl Root {
         if !path.join(ROOT_FILE).exists() {
             let failed = |error| Error::io(format!("cannot make root: root={}", path.display()), error);
             fs::create_dir_all(path.join("topics")).map_err(failed)?;
-            files::lock_file(&path.join(LOCK_NAME)).map_err(failed)?;
-            let text = serde_json::json!({ "format": FORMAT }).to_string();
-            files::write_whole(&path.join(ROOT_FILE), text.as_bytes())?;
+            let _lock = files::lock_file(&path.join(LOCK_NAME)).and_then(files::lock).map_err(failed)?;
+            if !path.join(ROOT_FILE).exists() {
+                let text = serde_json::json!({ "format": FORMAT }).to_string();
+                files::write_whole(&path.join(ROOT_FILE), text.as_bytes())?;
+            }
         }
         Self::open(path)
     }
@@ -174,7 +175,7 @@ impl Root {
     }
 
     /// Topics are made and removed one at a time.
-    fn lock(&self) -> Result<Flock<fs::File>> {
+    fn lock(&self) -> Result<Held> {
         let path = self.path.join(LOCK_NAME);
         files::lock_file(&path).and_then(files::lock).map_err(|error| {
             Error::io(format!("cannot change the topics of this root: path={}", path.display()), error)

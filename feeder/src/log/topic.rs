@@ -2,18 +2,20 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cursorstore::{Incarnation, TopicName};
 use serde::{Deserialize, Serialize};
 
+use super::core::Setup;
 use super::files::{self, Listing};
 use super::footer;
 use super::recover::{Place, footer_error};
 use super::sums::crc32c;
 use super::view::{PartitionView, Seen, SegmentView, TopicView, look_at_active};
-use super::writer::{Setup, Writer, WriterOptions};
+use super::writer::{Writer, WriterOptions};
 use super::{FORMAT, Identity, PARTITIONS_MAX, layout, partition_dir};
 use crate::error::{Error, ErrorKind, Result};
 use crate::schema::Schema;
@@ -121,7 +123,17 @@ struct Inner {
     schema: Arc<Schema>,
     incarnation: Incarnation,
     options: TopicOptions,
+    /// The life that `topic.json` was last seen to speak of: its inode and change time.
+    stamp: Mutex<Stamp>,
     known: Mutex<HashMap<u32, Known>>,
+}
+
+/// Inode, seconds and nanoseconds of the last change of a file.
+type Stamp = (u64, i64, i64);
+
+fn stamp_of(path: &Path) -> std::io::Result<Stamp> {
+    let about = std::fs::metadata(path)?;
+    Ok((about.ino(), about.ctime(), about.ctime_nsec()))
 }
 
 /// What earlier views learnt of a partition.
@@ -134,6 +146,8 @@ struct Known {
 impl Topic {
     pub(super) fn open(name: TopicName, dir: PathBuf) -> Result<Self> {
         let path = dir.join(super::TOPIC_FILE);
+        let failed = |error| Error::io(format!("cannot open topic: topic={name} path={}", dir.display()), error);
+        let stamp = stamp_of(&path).map_err(failed)?;
         let facts = TopicFacts::from_json(&files::read_small(&path, TOPIC_JSON_BYTES_MAX)?, &path)?;
         let inner = Inner {
             name,
@@ -141,6 +155,7 @@ impl Topic {
             schema: Arc::new(facts.schema),
             incarnation: facts.incarnation,
             options: facts.options,
+            stamp: Mutex::new(stamp),
             known: Mutex::default(),
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -192,7 +207,7 @@ impl Topic {
             segment_bytes: self.inner.options.segment_bytes,
             segment_age_ms: self.inner.options.segment_age_ms,
         };
-        Writer::open(setup, options)
+        Writer::open(setup, options, || self.check_life())
     }
 
     /// Takes a snapshot for reading.
@@ -210,6 +225,7 @@ impl Topic {
     /// Takes a snapshot of one partition.
     pub fn view_partition(&self, partition: u32) -> Result<PartitionView> {
         let identity = self.identity(partition)?;
+        self.check_life()?;
         let dir = partition_dir(&self.inner.dir, partition);
         let mut known = self.known();
         let known = known.entry(partition).or_default();
@@ -303,6 +319,28 @@ impl Topic {
             }
             Err(why) => Err(footer_error(&path, base, why)),
         }
+    }
+
+    /// Refuses to go on when the topic was removed, or removed and made again.
+    fn check_life(&self) -> Result<()> {
+        let path = self.inner.dir.join(super::TOPIC_FILE);
+        let gone = |what: &str| {
+            let text = format!("the topic was {what} since it was opened: topic={}", self.inner.name);
+            Err(Error::new(ErrorKind::StateMismatch, text).with_hint("open the topic again"))
+        };
+        let now = match stamp_of(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return gone("removed"),
+            now => now.map_err(|error| Error::io(format!("cannot read file: path={}", path.display()), error))?,
+        };
+        let mut stamp = self.inner.stamp.lock().unwrap_or_else(PoisonError::into_inner);
+        if *stamp != now {
+            let facts = TopicFacts::from_json(&files::read_small(&path, TOPIC_JSON_BYTES_MAX)?, &path)?;
+            if facts.incarnation != self.inner.incarnation {
+                return gone("removed and made again");
+            }
+            *stamp = now;
+        }
+        Ok(())
     }
 
     fn identity(&self, partition: u32) -> Result<Identity> {

@@ -20,7 +20,7 @@ use super::block::{self, BadBody, BlockRef, Header, NoHeader};
 use super::files::{self, Hint};
 use super::footer;
 use super::layout::column_at;
-use super::recover::{Damage, footer_error, preamble_bytes};
+use super::recover::{Damage, Place, footer_error, preamble_bytes};
 use super::scan::{Hole, Scan, Walk};
 use super::sums::BlockSums;
 use crate::error::{Error, ErrorKind, Result};
@@ -357,7 +357,7 @@ pub(super) fn look_at_active(
     let about = file.metadata().map_err(failed)?;
     let mut scan = match seen.take() {
         Some(seen) if seen.base == base && seen.inode == about.ino() && seen.scan.good <= about.len() => seen.scan,
-        _ => Scan::new(preamble_bytes(&file, schema, &identity, base).map_err(failed)?, base),
+        _ => Scan::new(preamble_bytes(&file, &path, &Place { dir, schema, identity: &identity }, base)?, base),
     };
     let walk = Walk { file: &file, len: about.len(), schema, identity: &identity, hint };
     scan.advance(&walk, |_| {}).map_err(failed)?;

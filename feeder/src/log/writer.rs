@@ -9,25 +9,22 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
+use std::io::Read;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use nix::fcntl::Flock;
-
-use super::commit::{NotWritten, Pending, Target, place};
-use super::files::{self, Hint};
-use super::footer::Footer;
-use super::recover::{Active, Place, Recovery};
-use super::seal::Sealing;
-use super::{Identity, Origin, now_ms};
+use super::commit::Pending;
+use super::core::{Core, Setup};
+use super::files::{self, Held, Hint};
+use super::recover::{Place, Recovery};
+use super::{Origin, now_ms};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rows::Rows;
-use crate::schema::Schema;
 
 /// Bytes of rows after which a commit group takes no further append.
 pub const GROUP_BYTES_MAX: usize = 64 << 20;
@@ -68,16 +65,6 @@ impl fmt::Debug for WriterOptions {
     }
 }
 
-/// What a writer needs to know of its topic.
-pub(super) struct Setup {
-    pub(super) dir: PathBuf,
-    pub(super) schema: Arc<Schema>,
-    pub(super) identity: Identity,
-    pub(super) block_rows: u32,
-    pub(super) segment_bytes: u64,
-    pub(super) segment_age_ms: Option<u64>,
-}
-
 /// See the module. Dropping it frees the partition for another writer.
 #[derive(Debug)]
 pub struct Writer {
@@ -96,7 +83,7 @@ struct Shared {
     closing: Condvar,
     core: Mutex<Core>,
     end: AtomicU64,
-    _lock: Flock<File>,
+    lock: Held,
 }
 
 impl fmt::Debug for Shared {
@@ -114,21 +101,12 @@ struct Queue {
     closed: bool,
 }
 
-struct Core {
-    /// `None` while a new segment could not be made.
-    active: Option<Active>,
-    end: u64,
-    origins: HashMap<u128, u64>,
-    hint: File,
-    /// Time of the first append since the last sync.
-    dirty_since_ms: Option<u64>,
-    poisoned: Option<String>,
-}
-
 impl Writer {
-    /// Takes the partition's lock and recovers what is there.
-    pub(super) fn open(setup: Setup, options: WriterOptions) -> Result<Self> {
+    /// Takes the partition's lock and recovers what is there. `still_there` is asked under the lock, which keeps the topic
+    /// from being removed.
+    pub(super) fn open(setup: Setup, options: WriterOptions, still_there: impl FnOnce() -> Result<()>) -> Result<Self> {
         let lock = take_lock(&setup.dir)?;
+        still_there()?;
         let place = Place { dir: &setup.dir, schema: &setup.schema, identity: &setup.identity };
         let opened = place.open(options.fsync != Fsync::Never)?;
         let path = Hint::path(&setup.dir);
@@ -154,7 +132,7 @@ impl Writer {
             closing: Condvar::new(),
             core: Mutex::new(core),
             end: AtomicU64::new(end),
-            _lock: lock,
+            lock,
         });
         let background = match shared.options.fsync {
             Fsync::Interval { ms } => Some(spawn_syncer(shared.clone(), ms)?),
@@ -196,6 +174,7 @@ impl Writer {
 
     /// Makes everything appended so far durable.
     pub fn sync(&self) -> Result<()> {
+        self.shared.check_process()?;
         let mut core = self.shared.core();
         core.check()?;
         core.sync()
@@ -203,6 +182,7 @@ impl Writer {
 
     /// Seals the active segment, if it holds rows; a new one is begun.
     pub fn seal(&self) -> Result<()> {
+        self.shared.check_process()?;
         let mut core = self.shared.core();
         core.check()?;
         core.seal(&self.shared.setup)
@@ -211,6 +191,7 @@ impl Writer {
     /// Does what time asks for: seals a segment that has reached its age, syncs what has waited long enough. Appends do it
     /// on the way; a process that keeps a topic open without appending calls it now and then.
     pub fn maintain(&self) -> Result<()> {
+        self.shared.check_process()?;
         let now_ms = (self.shared.options.clock)();
         let mut core = self.shared.core();
         core.check()?;
@@ -223,6 +204,7 @@ impl Writer {
 
     /// Makes everything durable (unless the policy is `never`) and frees the partition.
     pub fn close(mut self) -> Result<()> {
+        self.shared.check_process()?;
         self.stop();
         let mut core = self.shared.core();
         core.check()?;
@@ -231,6 +213,7 @@ impl Writer {
 
     fn submit(&self, rows: &Rows, origin: Option<Origin>) -> Result<Range<u64>> {
         let shared = &*self.shared;
+        shared.check_process()?;
         if !Arc::ptr_eq(rows.schema(), &shared.setup.schema) && rows.schema() != &shared.setup.schema {
             return Err(Error::invalid(format!(
                 "rows have another schema than their topic: rows={:?} topic={:?}",
@@ -254,7 +237,13 @@ impl Writer {
             let group = queue.take_group();
             drop(queue);
             let (tickets, group): (Vec<u64>, Vec<Pending>) = group.into_iter().unzip();
-            let results = shared.core().commit(shared, &group);
+            let results = {
+                let now_ms = (shared.options.clock)();
+                let mut core = shared.core();
+                let results = core.commit(&shared.setup, shared.options.fsync, now_ms, &group);
+                shared.end.store(core.end, Ordering::Release);
+                results
+            };
             queue = shared.queue();
             queue.leading = false;
             queue.done.extend(tickets.into_iter().zip(results));
@@ -273,6 +262,9 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
+        if !self.shared.lock.is_ours() {
+            return;
+        }
         self.stop();
         let mut core = self.shared.core();
         if core.poisoned.is_none() && matches!(self.shared.options.fsync, Fsync::Interval { .. }) {
@@ -282,6 +274,17 @@ impl Drop for Writer {
 }
 
 impl Shared {
+    /// A forked child has the file but not the lock's right to it, nor the threads.
+    fn check_process(&self) -> Result<()> {
+        match self.lock.is_ours() {
+            true => Ok(()),
+            false => {
+                Err(Error::new(ErrorKind::Closed, "the writer belongs to the process that this one was forked from")
+                    .with_hint("open the topic in the process that writes it"))
+            }
+        }
+    }
+
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -305,199 +308,22 @@ impl Queue {
     }
 }
 
-impl Core {
-    /// Stores a group and says what became of each append.
-    fn commit(&mut self, shared: &Shared, group: &[Pending]) -> Vec<Result<Range<u64>>> {
-        match self.store(shared, group) {
-            Ok(results) => results,
-            Err(error) => group.iter().map(|_| Err(again(&error))).collect(),
-        }
-    }
-
-    fn store(&mut self, shared: &Shared, group: &[Pending]) -> Result<Vec<Result<Range<u64>>>> {
-        let setup = &shared.setup;
-        self.check()?;
-        let now_ms = (shared.options.clock)();
-        if self.is_aged(setup, now_ms) {
-            self.seal_quietly(setup)?;
-        }
-        self.ensure_active(setup)?;
-        let (placed, changed) = place(group, self.end, &self.origins);
-        let Some(active) = &self.active else { return Err(Error::new(ErrorKind::Closed, "no active segment")) };
-        let target = Target {
-            file: &active.file,
-            schema: &setup.schema,
-            identity: &setup.identity,
-            block_rows: setup.block_rows,
-            at: active.file_end,
-            synced: active.synced,
-            now_ms,
-        };
-        let written = match target.write(group, &placed) {
-            Ok(written) => written,
-            Err(NotWritten::Cleanly(error)) => return Err(error),
-            Err(NotWritten::Poisoned(error)) => return Err(self.poison(error)),
-        };
-        self.take_written(written, now_ms);
-        match shared.options.fsync {
-            Fsync::Always => self.sync()?,
-            policy => self.sync_if_due(policy, now_ms)?,
-        }
-        self.origins.extend(changed);
-        shared.end.store(self.end, Ordering::Release);
-        if self.active.as_ref().is_some_and(|active| active.file_end >= setup.segment_bytes) {
-            self.seal_quietly(setup)?;
-        }
-        Ok(placed.into_iter().map(|placed| placed.map(|placed| placed.offsets)).collect())
-    }
-
-    fn take_written(&mut self, written: super::commit::Written, now_ms: u64) {
-        let (Some(active), Some(last)) = (self.active.as_mut(), written.blocks.last()) else { return };
-        active.end = last.end();
-        active.file_end = written.file_end;
-        active.blocks.extend(&written.blocks);
-        active.time_ms = Some(active.time_ms.map_or((now_ms, now_ms), |time| (time.0.min(now_ms), time.1.max(now_ms))));
-        self.end = active.end;
-        self.dirty_since_ms.get_or_insert(now_ms);
-    }
-
-    fn check(&self) -> Result<()> {
-        match &self.poisoned {
-            None => Ok(()),
-            Some(why) => Err(Error::new(ErrorKind::Io, format!("the writer stopped after a failure: {why}"))
-                .with_hint("close the topic's writer and open it again, it then reads what is stored")),
-        }
-    }
-
-    fn poison(&mut self, error: Error) -> Error {
-        self.poisoned = Some(error.report());
-        error.with_hint("close the topic's writer and open it again, it then reads what is stored")
-    }
-
-    fn sync(&mut self) -> Result<()> {
-        if self.dirty_since_ms.is_none() {
-            return Ok(());
-        }
-        let Some(active) = self.active.as_mut() else { return Ok(()) };
-        if let Err(error) = active.file.sync_data() {
-            let failed = Error::io("cannot make rows durable, they may or may not be stored", error);
-            return Err(self.poison(failed));
-        }
-        active.synced = active.file_end;
-        self.dirty_since_ms = None;
-        self.note_synced();
-        Ok(())
-    }
-
-    /// Tells readers and recovery how much is durable. Nothing depends on its success.
-    fn note_synced(&mut self) {
-        if let Some(active) = &self.active {
-            let _ = Hint { base: active.base, synced: active.synced, end: active.end }.write(&self.hint);
-        }
-    }
-
-    fn sync_if_due(&mut self, policy: Fsync, now_ms: u64) -> Result<()> {
-        match (policy, self.dirty_since_ms) {
-            (Fsync::Interval { ms }, Some(since)) if now_ms.saturating_sub(since) >= ms => self.sync(),
-            _ => Ok(()),
-        }
-    }
-
-    fn is_aged(&self, setup: &Setup, now_ms: u64) -> bool {
-        let first = self.active.as_ref().and_then(|active| active.time_ms).map(|time| time.0);
-        matches!((first, setup.segment_age_ms), (Some(first), Some(age)) if now_ms.saturating_sub(first) >= age)
-    }
-
-    fn ensure_active(&mut self, setup: &Setup) -> Result<()> {
-        if self.active.is_none() {
-            let place = Place { dir: &setup.dir, schema: &setup.schema, identity: &setup.identity };
-            self.active = Some(place.create_active(self.end)?);
-            self.note_synced();
-        }
-        Ok(())
-    }
-
-    /// Seals on the way of an append: without room the segment just stays active, to be sealed later.
-    fn seal_quietly(&mut self, setup: &Setup) -> Result<()> {
-        match self.seal(setup) {
-            Err(error) if self.poisoned.is_some() => Err(error),
-            _ => Ok(()),
-        }
-    }
-
-    fn seal(&mut self, setup: &Setup) -> Result<()> {
-        self.ensure_active(setup)?;
-        let Some(active) = self.active.as_ref().filter(|active| active.end > active.base) else { return Ok(()) };
-        let mut origins: Vec<(u128, u64)> = self.origins.iter().map(|(&source, &next)| (source, next)).collect();
-        origins.sort_unstable();
-        let sealing = Sealing {
-            dir: &setup.dir,
-            file: &active.file,
-            schema: &setup.schema,
-            identity: &setup.identity,
-            block_rows: setup.block_rows,
-            file_end: active.file_end,
-            footer: Footer {
-                base: active.base,
-                end: active.end,
-                time_ms: active.time_ms.unwrap_or_default(),
-                blocks: active.blocks.clone(),
-                origins,
-            },
-        };
-        let gathered = match sealing.wants_gathering() {
-            false => false,
-            true => match sealing.gathered() {
-                // Before it has its name the new file counts for nothing, and the footer in place needs less room.
-                Err(_) if !files::sealed_path(&setup.dir, active.base).exists() => false,
-                Err(error) => return Err(self.poison(error)),
-                Ok(()) => true,
-            },
-        };
-        if !gathered {
-            let sealed = sealing.in_place();
-            let file_end = sealing.file_end;
-            if let Err(error) = sealed {
-                return Err(self.take_back(&setup.dir, file_end, error));
-            }
-        }
-        self.active = None;
-        self.dirty_since_ms = None;
-        // Without room for a new segment the next append tries again.
-        let _ = self.ensure_active(setup);
-        Ok(())
-    }
-
-    /// After a failed sealing: the segment goes on as the active one if it is certain that it still is.
-    fn take_back(&mut self, dir: &Path, file_end: u64, error: Error) -> Error {
-        let Some(active) = &self.active else { return error };
-        let still = files::open_path(dir, active.base).exists() && !files::sealed_path(dir, active.base).exists();
-        match still && error.kind() == ErrorKind::NoSpace && active.file.set_len(file_end).is_ok() {
-            true => error,
-            false => self.poison(error),
-        }
-    }
-}
-
-/// The same error for every append of a group.
-fn again(error: &Error) -> Error {
-    let copy = Error::new(error.kind(), error.report());
-    match error.hint() {
-        Some(hint) => copy.with_hint(hint),
-        None => copy,
-    }
-}
-
 /// The lock that makes this the partition's only writer. The kernel frees it when the process ends, however it ends.
-fn take_lock(dir: &Path) -> Result<Flock<File>> {
+fn take_lock(dir: &Path) -> Result<Held> {
     let path = dir.join(super::LOCK_NAME);
     let failed = |error| Error::io(format!("cannot open topic for writing: path={}", path.display()), error);
     let file = files::lock_file(&path).map_err(failed)?;
-    let lock = files::try_lock(file).map_err(failed)?;
-    lock.ok_or_else(|| {
-        Error::new(ErrorKind::Busy, format!("the topic is open for writing elsewhere: path={}", path.display()))
-            .with_hint("close the other writer, or write to another partition")
-    })
+    let Some(mut lock) = files::try_lock(file).map_err(failed)? else {
+        let mut pid = String::new();
+        let _ = files::lock_file(&path).and_then(|file| file.take(20).read_to_string(&mut pid));
+        let text = format!("the topic is open for writing elsewhere: path={} pid={}", path.display(), pid.trim());
+        return Err(
+            Error::new(ErrorKind::Busy, text).with_hint("close the other writer, or write to another partition")
+        );
+    };
+    // Only for the message above, so it may fail.
+    let _ = lock.write(std::process::id().to_string().as_bytes());
+    Ok(lock)
 }
 
 /// The thread that syncs in the background.

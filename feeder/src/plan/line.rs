@@ -10,9 +10,10 @@ use super::permute::{ChunkOrder, mix, shuffle};
 use super::step::Share;
 use super::{LINE_SAMPLES_MAX, PLAN_VERSION, PlanError, PlanKey, WINDOW_SAMPLES_MAX};
 
-/// What a key is for: keeps the keys of chunk orders and of pools apart.
+/// What a key is for: keeps the keys of pools, chunk orders and leftovers' places apart.
 const POOL_KEY: u64 = 1;
 const CHUNK_KEY: u64 = 2;
+const REST_KEY: u64 = 3;
 
 /// Where a place's sample is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -126,9 +127,24 @@ impl Line {
         let (least, more) = ((end - start) / lanes, (end - start) % lanes);
         let rounds = least / chunk;
         let key = [self.key.seed, self.epoch, number as u64];
-        let order = ChunkOrder::new(rounds * lanes, mix(&[key[0], key[1], key[2], CHUNK_KEY]));
+        let key_of = |what| mix(&[key[0], key[1], key[2], what]);
+        let order = ChunkOrder::new(rounds * lanes, key_of(CHUNK_KEY));
+        let rest = ((u128::from(key_of(REST_KEY)) * u128::from(rounds * lanes + 1)) >> u64::BITS) as u64;
         let pool = u64::from(self.key.pool);
-        Span { number, start, size: end - start, lanes, chunk, pool, least, more, full: rounds * chunk, key, order }
+        Span {
+            number,
+            start,
+            size: end - start,
+            lanes,
+            chunk,
+            pool,
+            least,
+            more,
+            full: rounds * chunk,
+            rest,
+            key,
+            order,
+        }
     }
 }
 
@@ -149,6 +165,8 @@ pub(super) struct Span {
     pub(super) more: u64,
     /// Samples of each lane in full chunks.
     full: u64,
+    /// Full chunks that lie before the shorter ones.
+    rest: u64,
     key: [u64; 3],
     order: ChunkOrder,
 }
@@ -172,10 +190,12 @@ impl Span {
 
     /// Line index of the first sample of the chunk that is dealt to `lane` from `dealt` on (a multiple of c).
     pub(super) fn chunk_start(&self, lane: u64, dealt: u64) -> u64 {
+        let rest = self.start + self.rest * self.chunk;
         if dealt >= self.full {
-            self.start + self.full * self.lanes + lane * (self.least - self.full) + lane.min(self.more)
-        } else {
-            self.start + self.order.at(dealt / self.chunk * self.lanes + lane) * self.chunk
+            return rest + lane * (self.least - self.full) + lane.min(self.more);
         }
+        let chunk = self.order.at(dealt / self.chunk * self.lanes + lane);
+        let past = if chunk < self.rest { 0 } else { self.size - self.full * self.lanes };
+        self.start + chunk * self.chunk + past
     }
 }

@@ -3,22 +3,25 @@
 //! A [`Line`] is one epoch: spans of samples one after the other, and a key. It maps places (where a sample comes in
 //! training) to samples, one to one within each span, and costs the same at any place. Without shuffle place n is sample n.
 //! With shuffle a span's place i is sample `i / L` of lane `i % L`; chunks of c consecutive samples are visited in a keyed
-//! order and dealt to the lanes in turn, what is left is one shorter chunk per lane; a lane's samples are permuted inside
-//! pools of G chunks, the first pool of lane l having `1 + l*G/L`, so that lanes need new chunks at different steps.
+//! order and dealt to the lanes in turn, what is left over is one shorter chunk per lane; a lane's samples are permuted
+//! inside pools of G chunks, the first pool of lane l having `1 + l*G/L`, so that lanes need new chunks at different steps.
+//! The shorter chunks come last; where they lie in the span is keyed too, so that these, and what `drop_last` leaves out,
+//! are other samples each epoch.
 //!
 //! A step takes the next B places. Ordered by (span, lane, place) they are cut into W equal parts, one per rank: any W that
 //! divides B gives the same global batches. A [`Share`] says whose part is meant and how the line's end is treated, and
 //! a [`Schedule`] turns it round: not "which samples are in this step", but "what must be read next, and where does each
 //! sample of it go", every chunk once, in the order of first need.
 //!
-//! [`default_key`] chooses L, c and G.
-//! The order is pinned by [`PLAN_VERSION`]: equal keys, spans and epochs give equal orders in every build that knows it.
+//! [`Cost`] and [`Quality`] say what a plan costs and how well it mixes; [`default_key`] chooses L, c and G. The order
+//! is pinned by [`PLAN_VERSION`]: equal keys, spans and epochs give equal orders in every build that knows it.
 
+mod cost;
 mod defaults;
 mod in_order;
 mod line;
 mod permute;
-
+mod quality;
 mod schedule;
 mod shuffled;
 mod step;
@@ -26,10 +29,11 @@ mod step;
 #[cfg(test)]
 mod tests;
 
+pub use cost::Cost;
 pub use cursorstore::PlanKey;
-
-pub use defaults::{CHUNK_BYTES, LANE_CHUNKS_MIN, LANES, POOL_CHUNKS, chunk_samples, default_key};
+pub use defaults::{CHUNK_BYTES, CHUNK_SAMPLES_MAX, LANE_CHUNKS_MIN, LANES, POOL_CHUNKS, chunk_samples, default_key};
 pub use line::{Line, Placed};
+pub use quality::Quality;
 pub use schedule::{Run, Schedule, Unit};
 pub use step::{Share, Tail};
 

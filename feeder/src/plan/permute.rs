@@ -11,7 +11,7 @@
 /// Rounds of the Feistel network: fewer are measurably not random below a few hundred elements.
 const ROUNDS: usize = 8;
 /// Least bits in half an index: eight rounds on fewer are measurably not random, so few elements walk longer cycles.
-const HALF_BITS_MIN: u32 = 4;
+const HALF_BITS_MIN: u32 = 5;
 /// Step of splitmix64: the golden ratio.
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
@@ -44,7 +44,7 @@ impl ChunkOrder {
         Self { n, half, keys }
     }
 
-    /// The image of `i`, which is below `n`. At most four walks in expectation, more only below 64 elements.
+    /// The image of `i`, which is below `n`. At most four walks in expectation, more only below 256 elements.
     pub(super) fn at(&self, i: u64) -> u64 {
         debug_assert!(i < self.n);
         let mut i = i;

@@ -159,4 +159,13 @@ impl Schedule {
         };
         most.min(self.steps.count)
     }
+
+    /// Pools that have memory.
+    #[cfg(test)]
+    pub(super) fn pools(&self) -> usize {
+        match &self.order {
+            Order::InOrder(_) => 0,
+            Order::Shuffled(order) => order.pools(),
+        }
+    }
 }

@@ -197,10 +197,9 @@ impl Shuffled {
             let (samples, row) = rows.next(span, steps);
             let start = samples.start.max(self.visit.start);
             let end = samples.end.min(range.end);
-            let mut cell = (rows.took - pool.step) << 32 | (row + start.saturating_sub(samples.start));
-            for x in start..end {
+            let first = (rows.took - pool.step) << 32 | (row + start.saturating_sub(samples.start));
+            for (cell, x) in (first..).zip(start..end) {
                 pool.cells[self.order[(x - range.start) as usize] as usize] = cell;
-                cell += 1;
             }
         }
         pool.chunks.clear();
@@ -235,6 +234,11 @@ impl Shuffled {
             }
         }
         start..start + cells.len() as u64
+    }
+
+    #[cfg(test)]
+    pub(super) fn pools(&self) -> usize {
+        self.pools.len()
     }
 
     pub(super) fn span_steps(line: &Line, steps: &Steps) -> u64 {
@@ -273,6 +277,8 @@ fn collect(cells: &[u64], start: u64, step: u64, runs: &mut Vec<Run>) -> u64 {
 /// Walks the steps that a lane's samples fall into, from one sample on, and says which rows of this rank they are.
 struct Rows {
     lane: u64,
+    /// How far on a step goes.
+    batch: Mark,
     /// The lane's first sample in `step`, and how far into the step its place is.
     x: u64,
     step: u64,
@@ -286,7 +292,8 @@ impl Rows {
     fn new(span: &Span, steps: &Steps, lane: u64, x: u64, step: u64) -> Self {
         let offset = span.start + x * span.lanes + lane - steps.place(step);
         let back = (offset / span.lanes).min(x);
-        Self { lane, x: x - back, step, offset: offset - back * span.lanes, took: step }
+        let batch = Mark::new(steps.batch, span.lanes);
+        Self { lane, batch, x: x - back, step, offset: offset - back * span.lanes, took: step }
     }
 
     /// The lane's samples in the step that belong to this rank, with the row of the first; goes on to the next step.
@@ -300,7 +307,8 @@ impl Rows {
             None if inside => (Mark { x: x - 1, lane: lane + lanes - self.offset }, 0),
             None => (Mark { x: 0, lane: 0 }, self.offset - lane),
         };
-        let to = from.plus(steps.batch - before, lanes).min(Mark { x: span.least, lane: span.more });
+        let whole = if before == 0 { self.batch } else { Mark::new(steps.batch - before, lanes) };
+        let to = from.plus(whole, lanes).min(Mark { x: span.least, lane: span.more });
         let slice = Slice { lanes, from, to };
         let (first, end) = (before + slice.before(lane), to.next(lane));
         let part = steps.part(self.step);

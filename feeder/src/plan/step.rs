@@ -157,9 +157,8 @@ impl Mark {
         Self { x: i / lanes, lane: i % lanes }
     }
 
-    /// The mark `places` further on.
-    pub(super) fn plus(self, places: u64, lanes: u64) -> Self {
-        let far = Self::new(places, lanes);
+    /// The mark as many places further on as `far` is from the span's start.
+    pub(super) fn plus(self, far: Self, lanes: u64) -> Self {
         let (x, lane) = (self.x + far.x, self.lane + far.lane);
         if lane < lanes { Self { x, lane } } else { Self { x: x + 1, lane: lane - lanes } }
     }

@@ -58,11 +58,45 @@ impl Reference {
         let mut order = Vec::new();
         shuffle(&mut order, (end - base) as u32, mix(&[self.key.seed, self.epoch, s as u64, 1, lane, base]));
         let x = base + u64::from(order[(x - base) as usize]);
+        // The model, but that the shorter chunks lie after `rest` full ones instead of after all of them.
+        let rest = self.rest(s);
         if x >= full {
-            return full * lanes + lane * (least - full) + lane.min(more) + (x - full);
+            return rest * chunk + lane * (least - full) + lane.min(more) + (x - full);
         }
         let order = ChunkOrder::new(rounds * lanes, mix(&[self.key.seed, self.epoch, s as u64, 2]));
-        order.at(x / chunk * lanes + lane) * chunk + x % chunk
+        let number = order.at(x / chunk * lanes + lane);
+        number * chunk + x % chunk + if number < rest { 0 } else { size - full * lanes }
+    }
+
+    /// Full chunks before the shorter ones, in span s.
+    fn rest(&self, s: usize) -> u64 {
+        let full_chunks =
+            self.sizes[s] / u64::from(self.key.lanes) / u64::from(self.key.chunk) * u64::from(self.key.lanes);
+        let key = mix(&[self.key.seed, self.epoch, s as u64, 3]);
+        (u128::from(key) * u128::from(full_chunks + 1) / (1u128 << 64)) as u64
+    }
+
+    /// The chunk of a sample, as span and first sample.
+    pub(super) fn chunk_of(&self, index: u64) -> (usize, u64) {
+        let (mut span, mut start) = (0, 0);
+        while index >= start + self.sizes[span] {
+            start += self.sizes[span];
+            span += 1;
+        }
+        let (lanes, chunk) = (u64::from(self.key.lanes), u64::from(self.key.chunk));
+        let (least, more) = (self.sizes[span] / lanes, self.sizes[span] % lanes);
+        let full = least / chunk * lanes;
+        let mut sizes = vec![chunk; self.rest(span) as usize];
+        sizes.extend((0..lanes).map(|lane| least - full / lanes * chunk + u64::from(lane < more)));
+        sizes.extend(vec![chunk; (full - self.rest(span)) as usize]);
+        let mut first = start;
+        for size in sizes {
+            if index < first + size {
+                return (span, first);
+            }
+            first += size;
+        }
+        unreachable!("chunks cover the span");
     }
 
     /// All samples of the line, by place.

@@ -11,15 +11,6 @@ pub(super) struct Case {
     pub(super) piece: u32,
 }
 
-pub(super) fn all_units(schedule: &mut Schedule) -> Vec<Unit> {
-    let (mut units, mut unit) = (Vec::new(), Unit::default());
-    while schedule.next_into(&mut unit) {
-        units.push(unit.clone());
-    }
-    assert!(!schedule.next_into(&mut unit), "the end stays the end");
-    units
-}
-
 /// Checks one schedule in every respect; `samples` are the reference's.
 pub(super) fn check(reference: &Reference, samples: &[(usize, u64, u64)], case: &Case) {
     let Case { share, n, piece } = *case;
@@ -37,10 +28,10 @@ pub(super) fn check(reference: &Reference, samples: &[(usize, u64, u64)], case: 
     }
     assert!(units.windows(2).all(|pair| pair[0].first_step <= pair[1].first_step), "by first need");
     if reference.key.shuffle {
-        let chunks: Vec<_> = units.iter().map(|unit| chunk_of(reference, unit.from)).collect();
+        let chunks: Vec<_> = units.iter().map(|unit| reference.chunk_of(unit.from)).collect();
         assert_eq!(chunks.iter().collect::<BTreeSet<_>>().len(), chunks.len(), "a chunk is in one unit");
         for (unit, chunk) in units.iter().zip(chunks) {
-            assert_eq!(chunk_of(reference, unit.from + u64::from(unit.count) - 1), chunk, "a unit is in one chunk");
+            assert_eq!(reference.chunk_of(unit.from + u64::from(unit.count) - 1), chunk, "a unit is in one chunk");
         }
     } else {
         assert!(units.iter().all(|unit| unit.count <= piece));
@@ -92,28 +83,6 @@ fn check_unit(unit: &Unit, schedule: &Schedule, got: &mut BTreeMap<(u64, u32), u
     assert!(last - first < schedule.span_steps());
 }
 
-/// (span, lane or none, chunk) of a sample, from the definition of chunks.
-fn chunk_of(reference: &Reference, index: u64) -> (usize, u64, u64) {
-    let (mut span, mut start) = (0, 0);
-    while index >= start + reference.sizes[span] {
-        start += reference.sizes[span];
-        span += 1;
-    }
-    let (lanes, chunk) = (u64::from(reference.key.lanes), u64::from(reference.key.chunk));
-    let (least, more) = (reference.sizes[span] / lanes, reference.sizes[span] % lanes);
-    let full = least / chunk * chunk;
-    let inside = index - start;
-    if inside < full * lanes {
-        return (span, 0, inside / chunk);
-    }
-    let (mut lane, mut end) = (0, full * lanes + (least - full) + u64::from(more > 0));
-    while inside >= end {
-        lane += 1;
-        end += least - full + u64::from(lane < more);
-    }
-    (span, 1, lane)
-}
-
 /// As many steps as are promised, and as the design counts them: what a pool of one lane spans.
 fn check_span_steps(reference: &Reference, units: &[Unit], schedule: &Schedule, case: &Case) {
     let most = units.iter().map(|unit| unit.last_step - unit.first_step + 1).max().unwrap_or(0);
@@ -148,11 +117,146 @@ fn cases() -> impl Strategy<Value = (Reference, Case)> {
     })
 }
 
+/// Every share of every line up to nine samples, in order, shuffled, in one span and in two, from every place.
+#[test]
+fn every_small_schedule_is_the_reference_turned_round() {
+    let shapes = [(false, 1, 1, 1), (true, 1, 2, 2), (true, 2, 1, 2), (true, 3, 2, 1), (true, 64, 3, 4)];
+    for ((shuffle, lanes, chunk, pool), total) in shapes.into_iter().flat_map(|shape| (0..10).map(move |n| (shape, n)))
+    {
+        for sizes in [vec![total], vec![total / 3, 0, total - total / 3]] {
+            let reference = Reference { sizes, key: key(shuffle, lanes, chunk, pool), epoch: 0 };
+            let samples = reference.samples();
+            let shares =
+                (1..6u32).flat_map(|batch| (1..=batch).filter(move |w| batch % w == 0).map(move |w| (batch, w)));
+            for ((batch, world), n) in shares.flat_map(|share| (0..=total).map(move |n| (share, n))) {
+                for rank in 0..world {
+                    for (tail, drop_last) in [(Tail::Pad, false), (Tail::Short, false), (Tail::Pad, true)] {
+                        let share = Share { rank, world, batch, tail, drop_last };
+                        check(&reference, &samples, &Case { share, n, piece: 1 + (n as u32 + batch) % 4 });
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A job that is stopped after any number of steps and goes on with other ranks and batches, read by schedules alone.
+fn check_restarts(reference: &Reference, attempts: &[(u32, u32, u64)]) {
+    let (samples, mut n) = (reference.samples(), 0);
+    let mut seen = Vec::new();
+    for &(world, rows, steps) in attempts {
+        let batch = world * rows;
+        let mut steps_run = 0;
+        let mut batches = BTreeMap::new();
+        for rank in 0..world {
+            let share = Share { tail: Tail::Short, ..share(rank, world, batch) };
+            let mut schedule = Schedule::new(reference.line(), share, n, 5).unwrap();
+            steps_run = schedule.steps().min(steps);
+            for run in all_units(&mut schedule).iter().flat_map(|unit| &unit.runs).filter(|run| run.step < steps_run) {
+                for i in 0..run.count {
+                    batches.insert((run.step, rank, run.row + i), run.index + u64::from(i));
+                }
+            }
+        }
+        for step in 0..steps_run {
+            let (_, global) = cut(&samples, n, batch.into(), 0, 1);
+            let rows: Vec<u64> = batches.range((step, 0, 0)..(step + 1, 0, 0)).map(|row| *row.1).collect();
+            assert!(global.iter().map(|row| row.1).eq(rows.iter().copied()));
+            n += rows.len() as u64;
+            seen.extend(rows);
+        }
+    }
+    let places: BTreeSet<u64> = samples[..n as usize].iter().map(|sample| sample.2).collect();
+    assert!(seen.len() == n as usize && seen.into_iter().collect::<BTreeSet<_>>() == places);
+}
+
+/// What the first steps from a cursor on cost: pools shuffled, samples in them, and units.
+fn cost_from(n: u64) -> (u64, u64, usize) {
+    let line = line(&key(true, 64, 64, 4), 100_000_000_000);
+    count::take();
+    let mut schedule = Schedule::new(line, share(1, 4, 256), n, 1).unwrap();
+    let (mut unit, mut units) = (Unit::default(), 0);
+    while unit.first_step < 100 && schedule.next_into(&mut unit) {
+        units += 1;
+    }
+    let (pools, samples) = count::take();
+    (pools, samples, units)
+}
+
+#[test]
+fn starting_far_on_costs_what_starting_does() {
+    // A pool lasts 64 steps: 16 lanes have 2 or 3 in 100 steps, wherever these are.
+    for n in [256 * 64, 1_000_000_000, 1_000_000_017, 99_999_900_000] {
+        let (pools, samples, units) = cost_from(n);
+        assert!((32..=52).contains(&pools) && samples == pools * 256, "n={n} pools={pools} samples={samples}");
+        assert!((100..=200).contains(&units), "n={n} units={units}");
+    }
+    let (pools, samples, _) = cost_from(0);
+    assert!((32..=52).contains(&pools) && samples < pools * 256, "the first pools are smaller");
+}
+
+#[test]
+fn every_pool_is_opened_once_and_memory_is_kept() {
+    let line = line(&key(true, 8, 16, 4), 100_000);
+    count::take();
+    let mut schedule = Schedule::new(line, share(0, 1, 128), 0, 1).unwrap();
+    let mut unit = Unit { runs: Vec::with_capacity(16), ..Unit::default() };
+    let memory = unit.runs.as_ptr();
+    while schedule.next_into(&mut unit) {}
+    assert_eq!(count::take().1, 100_000, "each sample is shuffled once");
+    assert_eq!(unit.runs.as_ptr(), memory, "the unit's memory is used again");
+    assert!(schedule.pools() <= 8, "pools' memory is used again: {}", schedule.pools());
+}
+
+#[test]
+fn the_short_last_step_is_padded() {
+    // Ten samples in order, eight a step: the last step has two, for ranks 1 and 3.
+    let units = |rank, tail| {
+        let share = Share { tail, ..share(rank, 4, 8) };
+        let mut schedule = Schedule::new(line(&key(false, 1, 1, 1), 10), share, 0, 100).unwrap();
+        let rows = (0..2).map(|step| (schedule.rows(step), schedule.valid_rows(step))).collect::<Vec<_>>();
+        let runs = all_units(&mut schedule).iter().flat_map(|unit| unit.runs.clone()).collect::<Vec<_>>();
+        (rows, runs.iter().map(|run| (run.index, run.count, run.step, run.row)).collect::<Vec<_>>())
+    };
+    assert_eq!(units(0, Tail::Pad), (vec![(2, 2), (1, 0)], vec![(0, 2, 0, 0), (8, 1, 1, 0)]));
+    assert_eq!(units(1, Tail::Pad), (vec![(2, 2), (1, 1)], vec![(2, 2, 0, 0), (8, 1, 1, 0)]));
+    assert_eq!(units(3, Tail::Pad), (vec![(2, 2), (1, 1)], vec![(6, 2, 0, 0), (9, 1, 1, 0)]));
+    assert_eq!(units(0, Tail::Short), (vec![(2, 2), (0, 0)], vec![(0, 2, 0, 0)]));
+}
+
+#[test]
+fn pieces_in_order_end_on_their_borders() {
+    let mut schedule = Schedule::new(line(&key(false, 1, 1, 1), 20), share(0, 1, 6), 3, 8).unwrap();
+    let units = all_units(&mut schedule);
+    let samples: Vec<_> = units.iter().map(|unit| (unit.from, unit.count, unit.first_step, unit.last_step)).collect();
+    assert_eq!(samples, [(3, 5, 0, 0), (8, 8, 0, 2), (16, 4, 2, 2)]);
+    assert_eq!(units[1].runs.len(), 3);
+}
+
+#[test]
+fn shares_that_do_not_exist_are_refused() {
+    let new = |share, n| Schedule::new(line(&key(true, 2, 2, 2), 10), share, n, 0).map(|schedule| schedule.steps());
+    assert_eq!(new(share(0, 2, 4), 10), Ok(0));
+    assert_eq!(new(share(0, 2, 4), 11), Err(PlanError::Cursor { n: 11, samples: 10 }));
+    assert_eq!(new(share(2, 2, 4), 0), Err(PlanError::Rank { rank: 2, world: 2 }));
+    assert_eq!(new(share(0, 0, 4), 0), Err(PlanError::Rank { rank: 0, world: 0 }));
+    assert_eq!(new(share(0, 2, 3), 0), Err(PlanError::Batch { batch: 3, world: 2 }));
+    assert_eq!(new(share(0, 1, 0), 0), Err(PlanError::Batch { batch: 0, world: 1 }));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
     fn a_schedule_is_the_reference_turned_round((reference, case) in cases()) {
         check(&reference, &reference.samples(), &case);
+    }
+
+    #[test]
+    fn restarts_go_on_with_the_next_sample(
+        reference in references(),
+        attempts in prop::collection::vec((1u32..9, 1u32..30, 0u64..6), 1..8),
+    ) {
+        check_restarts(&reference, &attempts);
     }
 }
