@@ -21,6 +21,8 @@ pub mod reader;
 
 pub mod engine;
 
+pub mod cli;
+
 pub use error::{Error, ErrorKind, Result};
 pub use rows::Rows;
 pub use schema::{Column, Dtype, Schema};

@@ -35,12 +35,12 @@ pub(super) fn npy_bytes(version: u8, header: &str, data: &[u8]) -> Vec<u8> {
 }
 
 /// An npy file of that dtype and shape, in C order.
-pub(super) fn npy(descr: &str, shape: &str, data: &[u8]) -> Vec<u8> {
+pub(crate) fn npy(descr: &str, shape: &str, data: &[u8]) -> Vec<u8> {
     npy_bytes(1, &format!("{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n"), data)
 }
 
 /// An npz of npy files.
-pub(super) fn npz(members: &[(&str, Vec<u8>)], deflated: bool) -> Vec<u8> {
+pub(crate) fn npz(members: &[(&str, Vec<u8>)], deflated: bool) -> Vec<u8> {
     let method = if deflated { zip::CompressionMethod::Deflated } else { zip::CompressionMethod::Stored };
     let options = zip::write::SimpleFileOptions::default().compression_method(method).large_file(true);
     let mut writer = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));

@@ -32,7 +32,7 @@ mod zip_directory;
 #[cfg(test)]
 mod arrow_tests;
 #[cfg(test)]
-mod fixtures;
+pub(crate) mod fixtures;
 #[cfg(test)]
 mod hostile_tests;
 #[cfg(test)]

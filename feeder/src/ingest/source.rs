@@ -63,7 +63,7 @@ fn matches(pattern: &str) -> Result<Vec<PathBuf>> {
         .map_err(|error| Error::invalid(format!("not a pattern: source={pattern:?}")).with_source(error))?;
     let mut paths = found
         .collect::<Result<Vec<PathBuf>, _>>()
-        .map_err(|error| Error::io(format!("cannot list files: source={pattern:?}"), error.into_error()))?;
+        .map_err(|error| Error::io(format!("cannot list files: source={pattern:?}"), error.into()))?;
     if paths.is_empty() {
         return Err(not_found("no file matches the pattern").with_hint("look with: ls, and mind where you are"));
     }

@@ -1,0 +1,31 @@
+//! What happens on Ctrl-C: the process ends, as it may at any moment, but says how to go on.
+
+use nix::sys::signal::{SigSet, Signal};
+
+use super::console::Console;
+
+const EXIT_INTERRUPTED: i32 = 130;
+
+/// From now on an interrupt ends the process with a word of advice. Only for commands on the process's own terminal, which
+/// end soon: the watching thread stays until then.
+pub(super) fn say_on_interrupt(console: &Console<'_>, advice: &'static str) {
+    if !console.terminal {
+        return;
+    }
+    let mut signals = SigSet::empty();
+    signals.add(Signal::SIGINT);
+    if signals.thread_block().is_err() {
+        return;
+    }
+    let watch = std::thread::Builder::new().name("forebay-interrupt".into()).spawn(move || {
+        if signals.wait().is_ok() {
+            let mut err = std::io::stderr();
+            let _ = std::io::Write::write_all(&mut err, format!("\ninterrupted: {advice}\n").as_bytes());
+            std::process::exit(EXIT_INTERRUPTED);
+        }
+    });
+    if watch.is_err() {
+        // Nobody watches: the default, death, is right.
+        let _ = signals.thread_unblock();
+    }
+}

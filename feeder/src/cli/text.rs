@@ -1,0 +1,88 @@
+//! Numbers as people write and read them.
+
+use crate::error::{Error, Result};
+
+const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+
+/// `1536` as `1.5 KiB`.
+pub(super) fn bytes(n: u64) -> String {
+    match UNITS.iter().find(|(_, size)| n >= *size) {
+        Some((unit, size)) => format!("{:.1} {unit}", n as f64 / *size as f64),
+        None => format!("{n} B"),
+    }
+}
+
+/// `1234567` as `1,234,567`.
+pub(super) fn count(n: u64) -> String {
+    let digits = n.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `1 row`, `2 rows`.
+pub(super) fn counted(n: u64, thing: &str) -> String {
+    format!("{} {thing}{}", count(n), if n == 1 { "" } else { "s" })
+}
+
+/// `64MiB`, `1.5 GiB`, `100000` as bytes.
+pub(super) fn parse_bytes(text: &str) -> Result<u64> {
+    let wrong = || Error::invalid(format!("not a size, write for example 512KiB, 64MiB or 1GiB: size={text:?}"));
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let number: f64 = text[..split].parse().map_err(|_| wrong())?;
+    let unit = match text[split..].trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "t" | "tib" => 1u64 << 40,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
+        _ => return Err(wrong()),
+    };
+    let bytes = number * unit as f64;
+    if bytes >= 1.0 && bytes < u64::MAX as f64 { Ok(bytes as u64) } else { Err(wrong()) }
+}
+
+/// Whole seconds as `2 h 5 min`, `3 min 4 s`, `5 s`.
+pub(super) fn seconds(n: u64) -> String {
+    match n {
+        0..60 => format!("{n} s"),
+        60..3600 => format!("{} min {} s", n / 60, n % 60),
+        _ => format!("{} h {} min", n / 3600, n % 3600 / 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_read_well() {
+        assert_eq!((bytes(1023), bytes(1536), bytes(5 << 40)), ("1023 B".into(), "1.5 KiB".into(), "5.0 TiB".into()));
+        assert_eq!(
+            (count(7), count(999), count(1000), count(1234567)),
+            ("7".into(), "999".into(), "1,000".into(), "1,234,567".into())
+        );
+        assert_eq!((counted(1, "row"), counted(1000, "row")), ("1 row".into(), "1,000 rows".into()));
+        assert_eq!((seconds(59), seconds(184), seconds(7500)), ("59 s".into(), "3 min 4 s".into(), "2 h 5 min".into()));
+    }
+
+    #[test]
+    fn sizes_are_parsed() {
+        for (text, expected) in [("17", 17), ("1KiB", 1024), ("1.5 gib", 3 << 29), ("2MB", 2_000_000), ("1m", 1 << 20)]
+        {
+            assert_eq!(parse_bytes(text).unwrap(), expected);
+        }
+        for text in ["", "GiB", "-1", "0", "1.2.3", "1 parsec", "99999999999TiB"] {
+            assert!(parse_bytes(text).is_err(), "{text}");
+        }
+    }
+}
