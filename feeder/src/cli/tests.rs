@@ -154,8 +154,17 @@ fn an_ingest_is_stored_once() {
 fn topics_are_listed_and_shown() {
     let place = Place::new();
     place.bad(&["topic", "ls"], 3, &["no topics are kept here", "try:"]);
-    let created =
-        place.good(&["topic", "create", "alpha", "--schema", "id:int64", "--partitions", "2", "--segment-bytes", "1MiB"]);
+    let created = place.good(&[
+        "topic",
+        "create",
+        "alpha",
+        "--schema",
+        "id:int64",
+        "--partitions",
+        "2",
+        "--segment-bytes",
+        "1MiB",
+    ]);
     assert_eq!(created, "made alpha with 2 partitions: id:int64\n");
     place.good(&["ingest", &place.file("d.npz", &pairs(0, 9)), "--topic", "persistent://t/n/b"]);
     let list = place.good(&["topic", "ls"]);

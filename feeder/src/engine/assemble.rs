@@ -158,7 +158,7 @@ impl Assembler {
         let first_read = out.len();
         let mut piece = 0;
         for at in 0..job.taken.unit.runs.len() {
-            let mut run = job.taken.unit.runs[at].clone();
+            let mut run = job.taken.unit.runs[at];
             while run.count > 0 {
                 let inside = self.block.as_ref().is_some_and(|block| (block.first..block.end).contains(&run.index));
                 if !inside {
@@ -168,7 +168,7 @@ impl Assembler {
                 }
                 let end = self.block.as_ref().map_or(run.index, |block| block.end);
                 let count = u64::from(run.count).min(end - run.index) as u32;
-                job.spans.push(Run { count, ..run.clone() });
+                job.spans.push(Run { count, ..run });
                 run.index += u64::from(count);
                 run.row += count;
                 run.count -= count;
@@ -310,7 +310,7 @@ impl Assembler {
                             column + start,
                             length
                         ));
-                        bad.push(BadSample { index, span: span.clone(), error });
+                        bad.push(BadSample { index, span: *span, error });
                     }
                 }
             }
@@ -413,7 +413,7 @@ fn join(read: &mut Read, end: u64, offset: u64, part: &Part) -> bool {
         Some(last) if last.region == part.region && part.region != JUNK && last.at + last.bytes as usize == part.at => {
             last.bytes += part.bytes;
         }
-        _ => read.parts.push(part.clone()),
+        _ => read.parts.push(*part),
     }
     true
 }

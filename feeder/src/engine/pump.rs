@@ -146,7 +146,7 @@ impl<'a> Pump<'a> {
             }
             job.check = match self.shared.settings.checksum {
                 Checksum::Always => true,
-                Checksum::Sampled => self.units % Checksum::SAMPLE == 0,
+                Checksum::Sampled => self.units.is_multiple_of(Checksum::SAMPLE),
                 Checksum::Off => false,
             };
             self.units += 1;
