@@ -341,7 +341,7 @@ fn states_that_cannot_be_honoured_are_refused_and_change_nothing() {
     assert!(kind == ErrorKind::StateMismatch && text.contains("shuffle"), "{text}");
     let (_, text) = refusal(open(Settings { seed: 8, ..shuffled.clone() }), &state);
     assert!(text.contains("state=7 loader=8"), "{text}");
-    let (_, text) = refusal(open(Settings { lanes: Some(3), ..shuffled.clone() }), &state);
+    let (_, text) = refusal(open(Settings { lanes: Some(5), ..shuffled.clone() }), &state);
     assert!(text.contains("lanes"), "{text}");
     let mut other = state.clone();
     other.topic = "elsewhere".parse().unwrap();
