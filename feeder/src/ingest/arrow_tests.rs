@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
-use arrow_array::builder::{FixedSizeBinaryBuilder, Int32Builder, ListBuilder, MapBuilder, StringBuilder, UInt8Builder};
+use arrow_array::builder::{
+    FixedSizeBinaryBuilder, Int32Builder, ListBuilder, MapBuilder, StringBuilder, UInt8Builder,
+};
 use arrow_array::types::{Float32Type, Int32Type};
 use arrow_array::{
-    Array, ArrayRef, BooleanArray, Decimal128Array, DictionaryArray, NullArray, RunArray, StringViewArray, StructArray, UnionArray, FixedSizeListArray, Float32Array, Int32Array, Int64Array, LargeListArray, ListArray,
-    RecordBatch, StringArray, TimestampMicrosecondArray, UInt16Array,
+    Array, ArrayRef, BooleanArray, Decimal128Array, DictionaryArray, FixedSizeListArray, Float32Array, Int32Array,
+    Int64Array, LargeListArray, ListArray, NullArray, RecordBatch, RunArray, StringArray, StringViewArray, StructArray,
+    TimestampMicrosecondArray, UInt16Array, UnionArray,
 };
 use arrow_buffer::{Buffer, OffsetBuffer};
 use arrow_ipc::CompressionType;
@@ -292,10 +295,8 @@ fn many_kinds() -> RecordBatch {
         map.values().append_value(n);
         map.append(true).unwrap();
     });
-    let fields = UnionFields::from_fields(vec![
-        Field::new("i", DataType::Int32, true),
-        Field::new("s", DataType::Utf8, true),
-    ]);
+    let fields =
+        UnionFields::from_fields(vec![Field::new("i", DataType::Int32, true), Field::new("s", DataType::Utf8, true)]);
     let children = || vec![ints(), Arc::new(strings()) as ArrayRef];
     let sparse = UnionArray::try_new(fields.clone(), vec![0i8, 1, 0].into(), None, children()).unwrap();
     let dense = UnionArray::try_new(fields, vec![0i8, 1, 0].into(), Some(vec![0, 0, 1].into()), children()).unwrap();
