@@ -96,6 +96,9 @@ impl Sealing<'_> {
         let mut parts: Vec<(Header, Rows)> = Vec::new();
         let mut held = 0;
         for block in &self.footer.blocks {
+            if block.base != out.base + held as u64 {
+                return Err(Error::corrupt(format!("rows are missing: path={} offset={}", path.display(), block.base)));
+            }
             let (header, rows) = self.read(block)?;
             held += rows.count();
             parts.push((header, rows));

@@ -221,6 +221,8 @@ impl Writer {
                 shared.setup.schema.to_string()
             )));
         }
+        // Asked before leading: a clock that fails must not leave the others without a leader.
+        let now_ms = (shared.options.clock)();
         let mut queue = shared.queue();
         let ticket = queue.next_ticket;
         queue.next_ticket += 1;
@@ -238,7 +240,6 @@ impl Writer {
             drop(queue);
             let (tickets, group): (Vec<u64>, Vec<Pending>) = group.into_iter().unzip();
             let results = {
-                let now_ms = (shared.options.clock)();
                 let mut core = shared.core();
                 let results = core.commit(&shared.setup, shared.options.fsync, now_ms, &group);
                 shared.end.store(core.end, Ordering::Release);

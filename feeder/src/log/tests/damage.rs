@@ -8,10 +8,13 @@ use std::sync::Arc;
 
 use super::support::*;
 use crate::error::ErrorKind;
+use crate::log::block::{self, BlockMeta};
 use crate::log::files::Hint;
 use crate::log::scan::{Scan, Walk};
+use crate::log::sums::BlockSums;
 use crate::log::view::SegmentView;
-use crate::log::{BlockRef, Fsync, Identity, Origin, TopicOptions};
+use crate::log::{BlockRef, Fsync, Identity, TopicOptions, crc32c};
+use crate::rows::Rows;
 
 const PREAMBLE: u64 = 4096;
 
@@ -156,7 +159,7 @@ fn a_body_that_never_reached_the_disk_ends_the_log() {
 }
 
 /// Every row is right or an error names the damage. Returns how many are right.
-fn read_what_can_be(segment: &SegmentView, file: &File, wanted: &crate::rows::Rows) -> u64 {
+fn read_what_can_be(segment: &SegmentView, file: &File, wanted: &Rows) -> u64 {
     let blocks = match segment.blocks() {
         Ok(blocks) => blocks,
         Err(error) => {
@@ -289,6 +292,32 @@ fn a_segment_with_damage_is_not_gathered() {
 }
 
 #[test]
+fn rows_after_lost_ones_keep_their_offsets_when_sealed() {
+    let place = Place::new("id:int64", &small(1024, u64::MAX));
+    let schema = place.topic.schema().clone();
+    let writer = place.topic.writer(0, policy(Fsync::Always)).unwrap();
+    for at in 0..20 {
+        writer.append(&rows(&schema, at..at + 1)).unwrap();
+    }
+    drop(writer);
+    damage_header(&place.partition().join("00000000000000000000.open"), PREAMBLE + 7 * 8192);
+    let writer = place.topic.writer(0, policy(Fsync::Always)).unwrap();
+    assert_eq!(writer.recovery().damage[0].offsets, 7..8);
+    writer.append(&rows(&schema, 20..21)).unwrap();
+    for sealed in [false, true] {
+        if sealed {
+            writer.seal().unwrap();
+        }
+        let view = place.fresh().view().unwrap().partitions.remove(0);
+        assert_same(&view.read(8..21).unwrap(), &rows(&schema, 8..21));
+        assert_same(&view.read(0..7).unwrap(), &rows(&schema, 0..7));
+        let error = view.read(7..8).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        assert!(error.to_string().contains("block=7") && error.to_string().contains("offset=7 rows=1"), "{error}");
+    }
+}
+
+#[test]
 fn a_damaged_preamble_is_written_again() {
     for count in [0, 5] {
         let (place, file, _) = groups(Fsync::Always, &[count]);
@@ -318,23 +347,45 @@ fn a_segment_of_another_topic_is_refused_and_left_alone() {
 }
 
 #[test]
-fn a_stored_segment_file_is_never_taken_for_blocks() {
-    // Rows that are the bytes of this very segment's blocks, and a damaged header before them.
-    let place = Place::new("x:uint8[4096]", &TopicOptions::default());
-    let schema: &Arc<_> = place.topic.schema();
-    let writer = place.topic.writer(0, policy(Fsync::Always)).unwrap();
-    writer.append_from(Origin { source: 1, first: 0 }, &rows(schema, 0..2)).unwrap();
-    let path = place.partition().join("00000000000000000000.open");
-    let bytes = std::fs::read(&path).unwrap();
-    let pages = arrow_buffer::Buffer::from_vec(bytes[4096..].to_vec());
-    let count = pages.len() / 4096;
-    writer.append(&crate::rows::Rows::new(schema.clone(), count, vec![pages]).unwrap()).unwrap();
-    writer.append(&rows(schema, 5..6)).unwrap();
-    damage_header(&path, bytes.len() as u64);
-    let view = place.fresh().view().unwrap().partitions.remove(0);
-    assert_eq!(view.end, 3 + count as u64);
-    assert_same(&view.read(view.end - 1..view.end).unwrap(), &rows(schema, 5..6));
-    assert_eq!(view.read(2..3).unwrap_err().kind(), ErrorKind::Corrupt);
+fn stored_bytes_of_a_segment_are_never_taken_for_blocks() {
+    // Rows that are a whole block with an offset that may come next, and a damaged header before them: a block made for
+    // another place, and one of another topic made for this very place.
+    for other_topic in [false, true] {
+        let place = Place::new("x:uint8[4096]", &TopicOptions::default());
+        let schema: &Arc<_> = place.topic.schema();
+        let writer = place.topic.writer(0, policy(Fsync::Always)).unwrap();
+        writer.append(&rows(schema, 0..2)).unwrap();
+        let path = place.partition().join("00000000000000000000.open");
+        let at = std::fs::metadata(&path).unwrap().len();
+        let (incarnation, meant_at) = match other_topic {
+            false => (place.topic.incarnation(), at),
+            true => (cursorstore::Incarnation(1), at + 4096),
+        };
+        let meta = BlockMeta {
+            incarnation,
+            partition: 0,
+            at: meant_at,
+            base: 3,
+            rows: 1,
+            left: 0,
+            synced: 0,
+            time_ms: (0, 0),
+            runs: Vec::new(),
+        };
+        let body = vec![7; 4096];
+        let sums = BlockSums::new(vec![vec![crc32c(&body)]]);
+        let pages = [block::encode(schema, &meta, &sums).unwrap(), body].concat();
+        let fake = Rows::new(schema.clone(), pages.len() / 4096, vec![arrow_buffer::Buffer::from_vec(pages)]).unwrap();
+        let from = writer.append(&fake).unwrap();
+        let to = writer.append(&rows(schema, from.end..from.end + 1)).unwrap().end;
+        damage_header(&path, at);
+        let view = place.fresh().view().unwrap().partitions.remove(0);
+        assert_eq!(view.end, to);
+        assert_same(&view.read(from.end..to).unwrap(), &rows(schema, from.end..to));
+        for offset in from {
+            assert_eq!(view.read(offset..offset + 1).unwrap_err().kind(), ErrorKind::Corrupt, "offset={offset}");
+        }
+    }
 }
 
 fn damage_header(path: &Path, at: u64) {
