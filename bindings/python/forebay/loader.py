@@ -113,8 +113,8 @@ class DataLoader:
         shuffle: Whether each epoch has an order of its own, a function of `seed` and the epoch.
         seed: Of the shuffle and of transforms.
         drop_last: Leave out the last step of an epoch if it is short.
-        tail: What ranks get of a short step. "pad": equal shapes, repeated rows are False in `batch["mask"]` (the
-            default with several ranks); "short": what there is.
+        tail: What ranks get of a short step. "pad", the default with several ranks: equal shapes, and repeated rows are
+            False in `batch["mask"]`; "short": what there is.
         transform: `f(batch, rng)`, run in threads ahead of the training; `rng` is a `numpy.random.Generator` keyed by
             (seed, epoch, place). What it returns is yielded instead of the batch.
         transform_threads: Threads, and batches ahead, for `transform`.
@@ -320,7 +320,7 @@ class DataLoader:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes a state: the next iteration goes on there. If it cannot be honoured, raises and changes nothing."""
+        """Takes a state: the next iteration goes on there. Raises, changing nothing, if that cannot be honoured."""
         try:
             text = json.dumps(state)
         except (TypeError, ValueError, RecursionError) as error:

@@ -13,7 +13,7 @@ use super::Dataset;
 use super::feed::{Failure, Feed, Taken};
 use super::layout::SlotLayout;
 use crate::error::{Error, Result};
-use crate::log::{BlockRef, PIECE_BYTES, SegmentView, column_at, crc32c};
+use crate::log::{BlockRef, BlockSums, PIECE_BYTES, SegmentView, column_at, crc32c};
 use crate::plan::Run;
 use crate::reader::{MAX_PARTS, Part, Read, ReadError, ReadFile, Region, fence};
 
@@ -112,6 +112,8 @@ pub(super) struct Assembler {
     read_end: u64,
     /// A checksummed piece, as memory of this thread alone.
     piece: Vec<u8>,
+    /// The checksums used last: the columns of a block are checked one after the other.
+    sums: Option<(Arc<ReadFile>, BlockRef, BlockSums)>,
 }
 
 impl Assembler {
@@ -137,6 +139,7 @@ impl Assembler {
             spare: Vec::new(),
             read_end: 0,
             piece: Vec::new(),
+            sums: None,
         }
     }
 
@@ -283,7 +286,11 @@ impl Assembler {
 
     fn check(&mut self, job: &mut Job, at: usize, bad: &mut Vec<BadSample>) {
         let check = &job.checks[at];
-        let sums = match check.block.segment.sums(&check.block.block) {
+        let known = self
+            .sums
+            .take()
+            .filter(|(file, block, _)| *block == check.block.block && Arc::ptr_eq(file, &check.block.file));
+        let sums = match known.map_or_else(|| check.block.segment.sums(&check.block.block), |(_, _, sums)| Ok(sums)) {
             Ok(sums) => sums,
             Err(error) => return job.failed.push((check.samples.clone(), Failure::of(&error))),
         };
@@ -316,6 +323,7 @@ impl Assembler {
             }
         }
         self.piece = buffer;
+        self.sums = Some((check.block.file.clone(), check.block.block, sums));
     }
 
     /// Puts the columns of one sample, each as long as a row, into the place of `sample`; zeros if there are none.
