@@ -8,9 +8,10 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::IntoPyDict;
 
-use feeder::Dtype;
+use feeder::{Dtype, Error};
 
 use crate::dlpack::TensorData;
+use crate::error::raise;
 use crate::tensor::Tensor;
 
 /// See the module.
@@ -35,6 +36,27 @@ impl Framework {
             }
         }
         Ok(Self::Plain)
+    }
+
+    /// The framework of that name, found if it is "auto" or none.
+    pub fn named(py: Python<'_>, name: Option<&str>) -> PyResult<Self> {
+        Self::check_name(name)?;
+        match name {
+            Some("torch") => Ok(Self::Torch),
+            Some("numpy") => Ok(Self::Numpy),
+            Some("dlpack") => Ok(Self::Plain),
+            _ => Self::found(py),
+        }
+    }
+
+    /// Refuses a name that stands for none.
+    pub fn check_name(name: Option<&str>) -> PyResult<()> {
+        match name {
+            None | Some("auto" | "torch" | "numpy" | "dlpack") => Ok(()),
+            Some(other) => Err(raise(&Error::invalid(format!(
+                "unknown value, allowed are auto, torch, numpy, dlpack: output={other:?}"
+            )))),
+        }
     }
 
     /// A tensor of the framework that views `data` and keeps its owner alive.

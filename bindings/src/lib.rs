@@ -14,6 +14,8 @@ pub mod tensor;
 
 pub mod framework;
 
+pub mod dataset;
+
 pub mod loader;
 
 pub mod cli;
@@ -27,7 +29,7 @@ use pyo3::prelude::*;
 fn _forebay(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<tensor::Tensor>()?;
-    module.add_class::<loader::PyDataset>()?;
+    module.add_class::<dataset::PyDataset>()?;
     module.add_class::<loader::PyLoader>()?;
     module.add_class::<loader::BatchIterator>()?;
     module.add_function(wrap_pyfunction!(cli::run_cli, module)?)?;

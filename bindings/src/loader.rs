@@ -1,25 +1,26 @@
-//! The loader as Python sees it: a dataset fixed when the job starts, a loader of one rank, an iterator over batches.
+//! The loader as Python sees it: a loader of one rank, and an iterator over its batches.
 //!
 //! `DataLoader` in Python settles arguments and ranks; what happens at every step is here. Rules:
 //! - `next` looks for a ready batch before it lets go of the interpreter's lock, and lets go only while it really waits:
 //!   taking the lock back can cost a whole switch interval.
-//! - While it waits it wakes up to let signals through, so Ctrl-C raises.
+//! - While it waits it wakes up to let signals through, so Ctrl-C raises. It takes a batch only after that: a batch that
+//!   an interrupt kept from the trainer is not counted as handed out.
 //! - A forked child is refused before any lock is touched: another thread of the parent may have held it.
-//! - The loader is one object behind a lock; an iterator is a handle of it, and a second live one is refused.
+//! - The loader is one object behind a lock, together with which iterator is live; a second live one is refused. Nobody
+//!   waits for that lock while holding the interpreter's.
 
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use cursorstore::{State, StateError};
 use feeder::engine::settings::{parse_reader, parse_tail};
-use feeder::engine::{Batch, Checksum, Dataset, Loader, OnBadRecord, Settings, Step};
+use feeder::engine::{Batch, Checksum, Loader, OnBadRecord, Settings, Step};
 use feeder::{Error, ErrorKind};
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
+use crate::dataset::PyDataset;
 use crate::dlpack::TensorData;
 use crate::error::{OrRaise, raise};
 use crate::framework::Framework;
@@ -27,83 +28,62 @@ use crate::framework::Framework;
 /// How often a waiting `next` looks for signals.
 const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 
-/// The records that a job trains on: all that a topic holds when this is made.
-#[pyclass(frozen, name = "Dataset", module = "forebay._forebay")]
-pub struct PyDataset {
-    dataset: Arc<Dataset>,
-}
-
-#[pymethods]
-impl PyDataset {
-    #[new]
-    fn new(py: Python<'_>, root: std::path::PathBuf, topic: &str) -> PyResult<Self> {
-        let name = topic
-            .parse()
-            .map_err(|error: cursorstore::position::BadTopicName| raise(&Error::invalid(error.to_string())))?;
-        let dataset = py.detach(|| Dataset::all_of(Path::new(&root), &name)).or_raise()?;
-        Ok(Self { dataset: Arc::new(dataset) })
-    }
-
-    /// Number of samples.
-    fn __len__(&self) -> usize {
-        self.dataset.line().total() as usize
-    }
-
-    /// The columns as text.
-    #[getter]
-    fn schema(&self) -> String {
-        self.dataset.schema().to_string()
-    }
-
-    /// The topic's name.
-    #[getter]
-    fn topic(&self) -> String {
-        self.dataset.name().to_string()
-    }
-
-    /// Sample `index` of the topic's order, by column, each read by itself and compared with its checksums.
-    #[pyo3(signature = (index, columns=None, output=None))]
-    fn sample<'py>(
-        &self,
-        py: Python<'py>,
-        index: u64,
-        columns: Option<Vec<String>>,
-        output: Option<&str>,
-    ) -> PyResult<Bound<'py, PyDict>> {
-        let framework = framework(py, output)?;
-        let values = py.detach(|| self.dataset.sample(index, columns.as_deref())).or_raise()?;
-        let sample = PyDict::new(py);
-        for (column, bytes) in values {
-            let shape = column.shape.iter().map(|&n| i64::from(n)).collect();
-            let data = TensorData::copied(&bytes, column.dtype, shape)
-                .ok_or_else(|| PyRuntimeError::new_err("a sample has another size than its column"))?;
-            sample.set_item(column.name, framework.give(py, data)?)?;
-        }
-        Ok(sample)
-    }
-}
-
-fn framework(py: Python<'_>, output: Option<&str>) -> PyResult<Framework> {
-    match output {
-        None | Some("auto") => Framework::found(py),
-        Some("torch") => Ok(Framework::Torch),
-        Some("numpy") => Ok(Framework::Numpy),
-        Some("dlpack") => Ok(Framework::Plain),
-        Some(other) => Err(raise(&Error::invalid(format!(
-            "unknown value, allowed are auto, torch, numpy, dlpack: output={other:?}"
-        )))),
-    }
-}
-
 /// What iterators and the loader object share.
 struct Core {
-    loader: Mutex<Loader>,
+    inner: Mutex<Inner>,
     pid: u32,
     closed: AtomicBool,
     timeout: Option<Duration>,
     output: Option<String>,
-    /// The live iterator, if there is one.
-    live: Mutex<Weak<()>>,
+}
+
+/// The loader, and whose turn it is.
+struct Inner {
+    loader: Loader,
+    /// Token of the live iterator, if there is one.
+    live: Weak<()>,
+}
+
+impl Inner {
+    fn begin(&mut self, token: &Arc<()>) -> feeder::Result<()> {
+        if self.live.upgrade().is_some() {
+            let text = "the loader is being iterated already, by an iterator that is neither exhausted nor dropped";
+            return Err(Error::invalid(text).with_hint("use up or delete that iterator, or make a second loader"));
+        }
+        self.loader.begin()?;
+        self.live = Arc::downgrade(token);
+        Ok(())
+    }
+
+    fn load(&mut self, state: &State) -> feeder::Result<()> {
+        self.loader.load(state)?;
+        self.forget_iterator();
+        Ok(())
+    }
+
+    fn set_epoch(&mut self, epoch: u64) -> feeder::Result<()> {
+        let before = self.loader.cursor();
+        self.loader.set_epoch(epoch)?;
+        if self.loader.cursor() != before {
+            self.forget_iterator();
+        }
+        Ok(())
+    }
+
+    /// Ends the life of the iterator that was live: what it would yield is no longer what comes next.
+    fn forget_iterator(&mut self) {
+        self.live = Weak::new();
+    }
+
+    /// The loader, for the iterator of that token. An error if the loader has gone elsewhere meanwhile: a batch from
+    /// there would be one of another iteration.
+    fn live(&mut self, token: &Arc<()>) -> feeder::Result<&mut Loader> {
+        if std::ptr::eq(Arc::as_ptr(token), self.live.as_ptr()) {
+            return Ok(&mut self.loader);
+        }
+        let text = "this iterator is over: load_state_dict, set_epoch or close was called on its loader";
+        Err(Error::new(ErrorKind::Closed, text).with_hint("call iter() on the loader again"))
+    }
 }
 
 impl Core {
@@ -117,18 +97,31 @@ impl Core {
         Err(raise(&error.with_hint("make a loader in the child process")))
     }
 
-    /// Runs `work` on the loader; the interpreter's lock is let go only if another thread has the loader.
-    fn with<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut Loader) -> T + Send) -> PyResult<T> {
+    /// Runs short `work`; the interpreter's lock is let go only if another thread has the loader.
+    fn with<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut Inner) -> T + Send) -> PyResult<T> {
         self.check_process()?;
-        match self.loader.try_lock() {
-            Ok(mut loader) => Ok(work(&mut loader)),
-            Err(TryLockError::Poisoned(poisoned)) => Ok(work(&mut poisoned.into_inner())),
-            Err(TryLockError::WouldBlock) => Ok(py.detach(|| work(&mut self.lock()))),
+        match self.try_lock() {
+            Some(mut inner) => Ok(work(&mut inner)),
+            None => Ok(py.detach(|| work(&mut self.lock()))),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Loader> {
-        self.loader.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Runs `work` that may take its time, without the interpreter's lock.
+    fn apart<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut Inner) -> T + Send) -> PyResult<T> {
+        self.check_process()?;
+        Ok(py.detach(|| work(&mut self.lock())))
+    }
+
+    fn try_lock(&self) -> Option<MutexGuard<'_, Inner>> {
+        match self.inner.try_lock() {
+            Ok(inner) => Some(inner),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -171,7 +164,7 @@ impl PyLoader {
         timeout_s: Option<f64>,
         output: Option<String>,
     ) -> PyResult<Self> {
-        framework_name(output.as_deref())?;
+        Framework::check_name(output.as_deref())?;
         let timeout = match timeout_s {
             None => None,
             Some(seconds) => Some(Duration::try_from_secs_f64(seconds).map_err(|_| {
@@ -200,15 +193,14 @@ impl PyLoader {
             memory_limit_bytes,
             overflow_bytes,
         };
-        let dataset = dataset.dataset.clone();
+        let dataset = dataset.dataset().clone();
         let loader = py.detach(|| Loader::new(dataset, settings)).or_raise()?;
         let core = Core {
-            loader: Mutex::new(loader),
+            inner: Mutex::new(Inner { loader, live: Weak::new() }),
             pid: std::process::id(),
             closed: AtomicBool::new(false),
             timeout: timeout.filter(|timeout| !timeout.is_zero()),
             output,
-            live: Mutex::default(),
         };
         Ok(Self { core: Arc::new(core) })
     }
@@ -216,45 +208,37 @@ impl PyLoader {
     /// Starts an iteration.
     fn begin(&self, py: Python<'_>) -> PyResult<BatchIterator> {
         self.core.check_process()?;
-        let framework = framework(py, self.core.output.as_deref())?;
-        let mut live = self.core.live.lock().unwrap_or_else(PoisonError::into_inner);
-        if live.upgrade().is_some() {
-            let text = "the loader is being iterated already, by an iterator that is neither exhausted nor dropped";
-            return Err(raise(
-                &Error::invalid(text).with_hint("use up or delete that iterator, or make a second loader"),
-            ));
-        }
-        let core = &self.core;
-        py.detach(|| core.lock().begin()).or_raise()?;
+        let framework = Framework::named(py, self.core.output.as_deref())?;
         let token = Arc::new(());
-        *live = Arc::downgrade(&token);
+        self.core.apart(py, |inner| inner.begin(&token))?.or_raise()?;
         Ok(BatchIterator {
             core: self.core.clone(),
             framework,
             names: Mutex::default(),
             token: Mutex::new(Some(token)),
+            handed_out: AtomicU64::new(0),
         })
     }
 
     /// Batches of one whole epoch.
     fn steps(&self, py: Python<'_>) -> PyResult<u64> {
-        self.core.with(py, |loader| loader.steps())
+        self.core.with(py, |inner| inner.loader.steps())
     }
 
     /// Samples of one whole epoch, over all ranks.
     fn samples(&self, py: Python<'_>) -> PyResult<u64> {
-        self.core.with(py, |loader| loader.samples())
+        self.core.with(py, |inner| inner.loader.samples())
     }
 
     /// Epoch and place of the cursor.
     fn cursor(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
-        self.core.with(py, |loader| (loader.cursor().epoch, loader.cursor().n))
+        self.core.with(py, |inner| (inner.loader.cursor().epoch, inner.loader.cursor().n))
     }
 
     /// The state as JSON text, at the cursor or after `consumed` batches of this iteration.
     #[pyo3(signature = (consumed=None))]
     fn state(&self, py: Python<'_>, consumed: Option<u64>) -> PyResult<String> {
-        self.core.with(py, |loader| loader.state(consumed).map(|state| state.encode()))?.or_raise()
+        self.core.with(py, |inner| inner.loader.state(consumed).map(|state| state.encode()))?.or_raise()
     }
 
     /// Takes a state, as JSON text.
@@ -266,28 +250,17 @@ impl PyLoader {
             };
             raise(&Error::new(kind, error.to_string()).with_source(error))
         })?;
-        self.core.check_process()?;
-        let core = &self.core;
-        py.detach(|| core.lock().load(&state)).or_raise()?;
-        self.forget_iterator();
-        Ok(())
+        self.core.apart(py, |inner| inner.load(&state))?.or_raise()
     }
 
     /// Names the epoch of the next iteration.
     fn set_epoch(&self, py: Python<'_>, epoch: u64) -> PyResult<()> {
-        let moved = self.core.with(py, |loader| {
-            let before = loader.cursor();
-            loader.set_epoch(epoch).map(|()| loader.cursor() != before)
-        })?;
-        if moved.or_raise()? {
-            self.forget_iterator();
-        }
-        Ok(())
+        self.core.with(py, |inner| inner.set_epoch(epoch))?.or_raise()
     }
 
     /// Running counts by name.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.core.with(py, |loader| loader.stats())?;
+        let stats = self.core.with(py, |inner| inner.loader.stats())?;
         let dict = PyDict::new(py);
         for (name, value) in stats.named() {
             dict.set_item(name, value)?;
@@ -297,7 +270,7 @@ impl PyLoader {
 
     /// The plan's numbers by name.
     fn plan<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let key = self.core.with(py, |loader| loader.key().clone())?;
+        let key = self.core.with(py, |inner| inner.loader.key().clone())?;
         let dict = PyDict::new(py);
         dict.set_item("shuffle", key.shuffle)?;
         dict.set_item("seed", key.seed)?;
@@ -309,44 +282,30 @@ impl PyLoader {
 
     /// Lines for the log, each once.
     fn take_notices(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        self.core.with(py, Loader::take_notices)
+        self.core.with(py, |inner| inner.loader.take_notices())
     }
 
     /// Records that were masked or replaced: index and reason.
     fn bad_records(&self, py: Python<'_>) -> PyResult<Vec<(u64, String)>> {
-        self.core.with(py, |loader| loader.bad_records().clone().into_iter().collect())
+        self.core.with(py, |inner| inner.loader.bad_records().clone().into_iter().collect())
     }
 
     /// Ends the loader; safe to call again, and in a forked child, where it does nothing.
-    fn close(&self, py: Python<'_>) {
-        if self.core.check_process().is_ok() {
-            self.core.closed.store(true, Ordering::Relaxed);
-            let core = &self.core;
-            py.detach(|| core.lock().close());
-            self.forget_iterator();
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        if self.core.check_process().is_err() {
+            return Ok(());
         }
+        self.core.closed.store(true, Ordering::Relaxed);
+        self.core.apart(py, |inner| {
+            inner.forget_iterator();
+            inner.loader.close();
+        })
     }
 
     /// Whether `close` was called.
     #[getter]
     fn closed(&self) -> bool {
         self.core.closed.load(Ordering::Relaxed)
-    }
-}
-
-impl PyLoader {
-    /// Ends the life of the iterator that was live: what it would yield is no longer what comes next.
-    fn forget_iterator(&self) {
-        *self.core.live.lock().unwrap_or_else(PoisonError::into_inner) = Weak::new();
-    }
-}
-
-fn framework_name(output: Option<&str>) -> PyResult<()> {
-    match output {
-        None | Some("auto" | "torch" | "numpy" | "dlpack") => Ok(()),
-        Some(other) => Err(raise(&Error::invalid(format!(
-            "unknown value, allowed are auto, torch, numpy, dlpack: output={other:?}"
-        )))),
     }
 }
 
@@ -357,8 +316,9 @@ pub struct BatchIterator {
     framework: Framework,
     /// Column names as Python strings, made with the first batch.
     names: Mutex<Vec<Py<PyString>>>,
-    /// Alive while this iterator may yield.
+    /// There while this iterator may yield. Held for a moment only.
     token: Mutex<Option<Arc<()>>>,
+    handed_out: AtomicU64,
 }
 
 #[pymethods]
@@ -389,14 +349,37 @@ impl BatchIterator {
         }
     }
 
+    /// Whether `next` has an answer at once: a batch, the end or an error. Raises if this iterator is over.
+    fn ready(&self, py: Python<'_>) -> PyResult<bool> {
+        match self.token() {
+            Some(token) => self.core.with(py, |inner| inner.live(&token).map(Loader::is_ready))?.or_raise(),
+            None => Ok(true),
+        }
+    }
+
+    /// Batches that this iterator has handed out.
+    #[getter]
+    fn handed_out(&self) -> u64 {
+        self.handed_out.load(Ordering::Relaxed)
+    }
+
     /// Ends this iterator, so that another one can be made. With `consumed`, only so many of its batches count as handed
-    /// out: the others were taken ahead by a wrapper and never reached the trainer.
+    /// out: the others were taken ahead by a wrapper and never reached the trainer. Does nothing in a forked child.
     #[pyo3(signature = (consumed=None))]
     fn close(&self, py: Python<'_>, consumed: Option<u64>) -> PyResult<()> {
-        if let Some(consumed) = consumed
-            && matches!(self.is_live(), Ok(true))
-        {
-            self.core.with(py, |loader| loader.give_back(consumed))?.or_raise()?;
+        if self.core.check_process().is_err() {
+            return Ok(());
+        }
+        if let (Some(consumed), Some(token)) = (consumed, self.token()) {
+            let give_back = |inner: &mut Inner| {
+                // Otherwise the loader stands elsewhere already.
+                if let Ok(loader) = inner.live(&token) {
+                    loader.give_back(consumed)?;
+                    inner.forget_iterator();
+                }
+                Ok(())
+            };
+            self.core.with(py, give_back)?.or_raise()?;
         }
         self.end();
         Ok(())
@@ -404,58 +387,48 @@ impl BatchIterator {
 }
 
 impl BatchIterator {
+    fn token(&self) -> Option<Arc<()>> {
+        self.token.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     fn end(&self) {
         *self.token.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     fn wait(&self, py: Python<'_>) -> PyResult<Option<Batch>> {
         self.core.check_process()?;
-        if !self.is_live()? {
-            return Ok(None);
-        }
-        let first = match self.core.loader.try_lock() {
-            Ok(mut loader) => loader.poll_next(Duration::ZERO).or_raise()?,
-            Err(_) => Step::Pending,
-        };
-        let mut step = first;
-        let began = Instant::now();
+        let Some(token) = self.token() else { return Ok(None) };
+        let mut began = None;
         loop {
+            // With the interpreter's lock held, so that nothing comes between the signals looked for and the batch.
+            let step = match self.core.try_lock() {
+                Some(mut inner) => inner.live(&token).and_then(|loader| loader.poll_next(Duration::ZERO)).or_raise()?,
+                None => Step::Pending,
+            };
             match step {
-                Step::Batch(batch) => return Ok(Some(batch)),
+                Step::Batch(batch) => {
+                    self.handed_out.fetch_add(1, Ordering::Relaxed);
+                    return Ok(Some(batch));
+                }
                 Step::End => return Ok(None),
                 Step::Pending => {}
             }
-            if self.core.timeout.is_some_and(|timeout| began.elapsed() >= timeout) {
+            let waited = began.get_or_insert_with(Instant::now).elapsed();
+            if self.core.timeout.is_some_and(|timeout| waited >= timeout) {
                 return Err(self.timed_out(py)?);
             }
-            let left = self.core.timeout.map_or(SIGNAL_CHECK, |timeout| timeout.saturating_sub(began.elapsed()));
+            let left = self.core.timeout.map_or(SIGNAL_CHECK, |timeout| timeout - waited);
             let wait = left.min(SIGNAL_CHECK);
-            step = py.detach(|| self.core.lock().poll_next(wait)).or_raise()?;
-            if matches!(step, Step::Pending) {
-                py.check_signals()?;
-                self.is_live()?;
-            }
+            self.core.apart(py, |inner| inner.live(&token).map(|loader| loader.wait_ready(wait)))?.or_raise()?;
+            py.check_signals()?;
         }
     }
 
     fn timed_out(&self, py: Python<'_>) -> PyResult<PyErr> {
-        let (late, cursor) = self.core.with(py, |loader| (loader.late(), loader.cursor()))?;
+        let (late, cursor) = self.core.with(py, |inner| (inner.loader.late(), inner.loader.cursor()))?;
         let seconds = self.core.timeout.unwrap_or_default().as_secs_f64();
         let text = format!("no batch in time, {late}: timeout={seconds} epoch={} place={}", cursor.epoch, cursor.n);
         Ok(raise(&Error::new(ErrorKind::Timeout, text).with_hint("look at the disk, or raise timeout")))
-    }
-
-    /// Whether there is more to come. An error if the loader has gone elsewhere meanwhile: a batch from there would be
-    /// one of another iteration.
-    fn is_live(&self) -> PyResult<bool> {
-        let token = self.token.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(token) = token.as_ref() else { return Ok(false) };
-        let live = self.core.live.lock().unwrap_or_else(PoisonError::into_inner);
-        if std::ptr::eq(Arc::as_ptr(token), live.as_ptr()) {
-            return Ok(true);
-        }
-        let text = "this iterator is over: load_state_dict, set_epoch or close was called on its loader";
-        Err(raise(&Error::new(ErrorKind::Closed, text).with_hint("call iter() on the loader again")))
     }
 
     fn dict<'py>(&self, py: Python<'py>, batch: Batch) -> PyResult<Bound<'py, PyDict>> {

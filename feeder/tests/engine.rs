@@ -377,10 +377,77 @@ fn states_that_cannot_be_honoured_are_refused_and_change_nothing() {
     let (kind, text) = refusal(open(shuffled.clone()), &more);
     assert!(kind == ErrorKind::NotRetained && text.contains("missing=10"), "{text}");
 
+    let key = |change: fn(&mut cursorstore::PlanKey)| {
+        let mut key = state.plan.clone();
+        change(&mut key);
+        cursorstore::State::new(state.topic.clone(), state.windows.clone(), key, state.cursor)
+    };
+    assert!(refusal(open(shuffled.clone()), &key(|key| key.lanes = u32::MAX)).1.contains("lanes=4294967295"));
+    assert!(refusal(open(shuffled.clone()), &key(|key| key.pool = u32::MAX)).1.contains("pool=4294967295"));
+    let late = cursorstore::State { cursor: Cursor { epoch: u64::MAX, n: 0 }, ..state.clone() };
+    assert!(refusal(open(shuffled.clone()), &late).1.contains("epoch="));
+    let mut few = state.windows.clone();
+    few[0].extents[0].to = 30;
+    let few = cursorstore::State::new(state.topic.clone(), few, state.plan.clone(), state.cursor);
+    let large = Settings { global_batch: 40, drop_last: true, ..shuffled.clone() };
+    let (kind, text) = refusal(open(large), &few);
+    assert!(kind == ErrorKind::Invalid && text.contains("samples=30"), "{text}");
+
     Root::open(folder.path()).unwrap().remove_topic(&name()).unwrap();
     topic(folder.path(), &[50], 8, 1024, 31);
     let (kind, text) = refusal(open(shuffled), &state);
     assert!(kind == ErrorKind::StateMismatch && text.contains("made again"), "{text}");
+}
+
+#[test]
+fn an_epoch_ends_with_its_last_batch_whether_or_not_the_end_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    topic(folder.path(), &[50], 8, 1024, 31);
+    let open = || Loader::open(folder.path(), &name(), Settings { shuffle: true, ..settings() }).unwrap();
+    let mut straight = open();
+    for epoch in 0..3 {
+        straight.begin().unwrap();
+        for _ in 0..straight.steps() {
+            assert_eq!(next(&mut straight).unwrap().epoch, epoch);
+        }
+        let mut resumed = open();
+        resumed.load(&straight.state(None).unwrap()).unwrap();
+        resumed.begin().unwrap();
+        assert_eq!(resumed.cursor(), Cursor { epoch: epoch + 1, n: 0 });
+    }
+    straight.set_epoch(2).unwrap(); // ended, so it is asked for once more
+    straight.begin().unwrap();
+    assert_eq!(next(&mut straight).unwrap().epoch, 2);
+}
+
+#[test]
+fn an_iteration_that_cannot_begin_moves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    topic(folder.path(), &[50], 8, 1024, 31);
+    let state = Loader::open(folder.path(), &name(), settings()).unwrap().state(None).unwrap();
+    let tight = Settings { memory_limit_bytes: Some(1000), ..settings() };
+    for n in [0, 24, 50] {
+        let state = cursorstore::State { cursor: Cursor { epoch: 3, n }, ..state.clone() };
+        let mut loader = Loader::open(folder.path(), &name(), tight.clone()).unwrap();
+        loader.load(&state).unwrap();
+        for _ in 0..2 {
+            assert_eq!(loader.begin().unwrap_err().kind(), ErrorKind::NoSpace);
+            assert_eq!(loader.state(None).unwrap(), state);
+        }
+    }
+}
+
+#[test]
+fn the_order_does_not_depend_on_the_columns_delivered() {
+    let folder = tempfile::tempdir().unwrap();
+    topic(folder.path(), &[9000], 300, 64 << 10, 1000);
+    let order = |columns: Option<Vec<String>>| {
+        let settings = Settings { shuffle: true, columns, ..settings() };
+        let mut loader = Loader::open(folder.path(), &name(), settings).unwrap();
+        loader.begin().unwrap();
+        (0..5).flat_map(|_| ids(&next(&mut loader).unwrap())).collect::<Vec<_>>()
+    };
+    assert_eq!(order(None), order(Some(vec!["id".into()])));
 }
 
 #[test]

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -195,26 +196,28 @@ class DataLoader:
         self._settings: dict[str, Any] = {
             "columns": None if columns is None else list(columns),
             "shuffle": bool(shuffle),
-            "seed": _count("seed", seed, least=0, most=2**64 - 1),
+            "seed": _number("seed", seed, least=0, most=2**64 - 1),
             "drop_last": bool(drop_last),
             "tail": tail,
             "checksum": checksum,
             "on_bad_record": on_bad_record,
-            "bad_records_max": _count("bad_records_max", bad_records_max, least=0),
+            "bad_records_max": _number("bad_records_max", bad_records_max, least=0),
             "lanes": _count("lanes", lanes),
             "chunk": _count("chunk", chunk),
             "pool": _count("pool", pool),
             "reader": reader,
             "reader_threads": _count("reader_threads", reader_threads),
-            "depth": _count("depth", depth),
+            "depth": _number("depth", depth),
             "read_ahead_steps": _count("read_ahead_steps", read_ahead_steps, least=0),
             "memory_limit_bytes": _count("memory_limit_bytes", memory_limit_bytes, most=2**63),
-            "overflow_bytes": _count("overflow_bytes", overflow_bytes, least=0, most=2**63),
-            "timeout_s": float(timeout),
+            "overflow_bytes": _number("overflow_bytes", overflow_bytes, least=0, most=2**63),
+            "timeout_s": _seconds("timeout", timeout),
             "output": output,
         }
         self._dataset = _dataset(dataset, root)
         self._closed = False
+        self._pid = os.getpid()
+        self._making = threading.Lock()
         self._loader: Loader | None = None
         self._ranks: _ranks.Ranks | None = None
         self._iterator: weakref.ref[TransformIterator] | None = None
@@ -236,14 +239,25 @@ class DataLoader:
         if self._closed:
             raise ClosedError("the loader is closed")
         ranks = _ranks.resolve(self._rank, self._world_size, self._mesh)
-        if self._loader is not None and self._ranks is not None and self._ranks[:2] == ranks[:2]:
-            return self._loader
-        loader = self._make(ranks)
-        if self._loader is not None:
-            loader.load(self._loader.state())
-            self._loader.close()
-        self._loader, self._ranks = loader, ranks
-        return loader
+        if self._pid != os.getpid():
+            if self._loader is not None:
+                return self._loader  # It says what is wrong.
+            # Another thread of the parent may hold it for ever.
+            self._pid, self._making = os.getpid(), threading.Lock()
+        with self._making:
+            if self._loader is not None and self._ranks is not None and self._ranks[:2] == ranks[:2]:
+                return self._loader
+            loader = self._make(ranks)
+            if self._loader is not None:
+                loader.load(self._loader.state())
+                self._loader.close()
+            self._loader, self._ranks = loader, ranks
+            return loader
+
+    def _live(self) -> TransformIterator | None:
+        """The iterator that transforms, if it is on its way: the compiled loader is ahead of the trainer then."""
+        iterator = self._iterator() if self._iterator is not None else None
+        return None if iterator is None or iterator.over else iterator
 
     def __iter__(self) -> Iterator[Any]:
         """Starts an iteration; see the class for where."""
@@ -253,7 +267,10 @@ class DataLoader:
             _logger.info("%s", line)
         if self._transform is None:
             return batches
-        iterator = TransformIterator(batches, self._transform, self._transform_threads, self._settings["seed"])
+        settings = self._settings
+        iterator = TransformIterator(
+            batches, self._transform, self._transform_threads, settings["seed"], settings["timeout_s"] or None
+        )
         self._iterator = weakref.ref(iterator)
         return iterator
 
@@ -289,8 +306,8 @@ class DataLoader:
         Batches read ahead never count. For wrappers that fetch ahead, `consumed` is what training has really used.
         """
         loader = self._native()
-        iterator = self._iterator() if self._iterator is not None else None
-        if iterator is not None and not iterator.over:
+        iterator = self._live()
+        if iterator is not None:
             # The loader is ahead of the trainer by what is being transformed.
             if consumed is None:
                 consumed = iterator.yielded
@@ -306,14 +323,22 @@ class DataLoader:
         """Takes a state: the next iteration goes on there. Raises, changing nothing, if that cannot be honoured."""
         try:
             text = json.dumps(state)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise InvalidError(f"not a state of a forebay loader: {error}") from error
         self._native().load(text)
-        self._iterator = None
+        if (iterator := self._live()) is not None:
+            iterator.close()
 
     def set_epoch(self, epoch: int) -> None:
         """Names the epoch of the next iteration. That of the current epoch keeps the cursor."""
-        self._native().set_epoch(_count("epoch", epoch, least=0, most=2**63))
+        number = _number("epoch", epoch, least=0, most=2**63)
+        loader = self._native()
+        iterator = self._live()
+        if iterator is not None:
+            if number == loader.cursor()[0] and not iterator.drained:
+                return  # The loader may have reached the epoch's end already, the trainer has not.
+            iterator.close()
+        loader.set_epoch(number)
 
     def stats(self) -> dict[str, int]:
         """Running counts: batches, bytes, stall_ns, reads, syscalls, slots and more."""
@@ -379,9 +404,12 @@ def _parameters() -> list[str]:
 
 
 def _count(name: str, value: int | None, least: int = 1, most: int = 2**32 - 1) -> Any:
+    """As `_number`, or none."""
+    return None if value is None else _number(name, value, least, most)
+
+
+def _number(name: str, value: int, least: int = 1, most: int = 2**32 - 1) -> int:
     """A whole number within its limits, as torch, NumPy and Python have them."""
-    if value is None:
-        return None
     try:
         number = value.__index__()
     except AttributeError:
@@ -389,3 +417,14 @@ def _count(name: str, value: int | None, least: int = 1, most: int = 2**32 - 1) 
     if isinstance(value, bool) or not least <= number <= most:
         raise InvalidError(f"{name} is {least} to {most}: {name}={value!r}")
     return number
+
+
+def _seconds(name: str, value: float) -> float:
+    """A time that can be waited for."""
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        raise InvalidError(f"{name} is seconds, or 0 for none: {name}={value!r}") from None
+    if not 0 <= seconds < 2**63:
+        raise InvalidError(f"{name} is seconds, or 0 for none: {name}={value!r}")
+    return seconds

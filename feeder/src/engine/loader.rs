@@ -1,10 +1,12 @@
 //! The loader: the cursor and its rules, and the engine that runs ahead of it.
 //!
 //! - A cursor `(epoch, n)` counts places handed out, never those read ahead.
-//! - [`Loader::begin`] is `iter()`: after a state was loaded (or at first) it goes on at the cursor; after an epoch's end
-//!   it is the next epoch; after a break the epoch starts again. At a loaded cursor with no whole step left it is the next
-//!   epoch, unless `set_epoch` named this one, which then yields nothing.
+//! - [`Loader::begin`] is `iter()`: after a state was loaded (or at first) it goes on at the cursor; after an epoch's last
+//!   batch it is the next epoch; after a break the epoch starts again. At a loaded cursor with no whole step left it is the
+//!   next epoch, unless `set_epoch` named this one, which then yields nothing. If it fails, nothing has moved.
 //! - [`Loader::set_epoch`] of the current epoch keeps the cursor; after that epoch's end it asks for the epoch once more.
+//! - An epoch has ended when its last batch is handed out, whether or not the end was asked for: a run that goes on and
+//!   one that resumes from the state then do the same.
 //! - [`Loader::load`] then [`Loader::state`] gives the state loaded.
 //!
 //! The engine (threads, slab) starts at the first `begin` and is sought, not restarted, while the plan stays the same.
@@ -22,10 +24,13 @@ use super::batch::{Batch, MASK, columns, large_bytes};
 use super::feed::{CODE_FAILED, CODE_INCIDENTS};
 use super::layout::SlotLayout;
 use super::runner::Runner;
-use super::settings::Settings;
+use super::settings::{self, Settings};
 use super::stats::Stats;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::{self, PLAN_VERSION, Share};
+
+/// Last epoch that there is.
+pub const EPOCH_MAX: u64 = 1 << 63;
 
 /// Answer of [`Loader::poll_next`].
 pub enum Step {
@@ -61,10 +66,8 @@ pub struct Loader {
 enum Phase {
     /// The next `begin` goes on at the cursor; `named`: the epoch was asked for by `set_epoch`.
     Fresh { named: bool },
-    /// Within an epoch.
+    /// An iteration was begun; the epoch has ended if no step is left of it.
     Running,
-    /// The epoch was handed out to its end.
-    Finished,
 }
 
 impl Loader {
@@ -78,8 +81,9 @@ impl Loader {
         settings.check()?;
         let layout = SlotLayout::new(dataset.schema(), settings.columns.as_deref(), settings.rank_batch())?;
         let total = dataset.line().total();
-        let default =
-            plan::default_key(layout.row_bytes as u64, total, settings.world, settings.shuffle, settings.seed);
+        // By all columns, whatever is delivered: ranks and runs that take other columns see the same order.
+        let row_bytes = dataset.schema().row_bytes() as u64;
+        let default = plan::default_key(row_bytes, total, settings.world, settings.shuffle, settings.seed);
         let key = PlanKey {
             lanes: settings.lanes.unwrap_or(default.lanes),
             chunk: settings.chunk.unwrap_or(default.chunk),
@@ -103,14 +107,13 @@ impl Loader {
             closed: false,
             pid: std::process::id(),
         };
-        loader.check_size()?;
+        loader.check_size(total)?;
         Ok(loader)
     }
 
-    /// Refuses a batch that the data can never fill, and a `mask` beside a column of that name.
-    fn check_size(&self) -> Result<()> {
-        let total = self.dataset.line().total();
-        if self.steps_from(0) == 0 {
+    /// Refuses a batch that `total` samples can never fill, and a `mask` beside a column of that name.
+    fn check_size(&self, total: u64) -> Result<()> {
+        if self.steps_in(total) == 0 {
             return Err(Error::invalid(format!(
                 "the batch is larger than the data, and drop_last leaves out what does not fill one: global_batch_size={} samples={total}",
                 self.settings.global_batch
@@ -136,10 +139,19 @@ impl Loader {
         }
     }
 
+    /// Steps that `samples` samples make.
+    fn steps_in(&self, samples: u64) -> u64 {
+        let batch = u64::from(self.settings.global_batch);
+        if self.settings.drop_last { samples / batch } else { samples.div_ceil(batch) }
+    }
+
     /// Steps from place `n` of an epoch to its end.
     fn steps_from(&self, n: u64) -> u64 {
-        let (left, batch) = (self.dataset.line().total() - n, u64::from(self.settings.global_batch));
-        if self.settings.drop_last { left / batch } else { left.div_ceil(batch) }
+        self.steps_in(self.samples().saturating_sub(n))
+    }
+
+    fn has_ended(&self) -> bool {
+        self.steps_from(self.cursor.n) == 0
     }
 
     /// Steps of a whole epoch, the same on every rank.
@@ -199,11 +211,7 @@ impl Loader {
 
     /// Sets the cursor back to after `consumed` batches of this iteration, as if the others had never been taken.
     pub fn give_back(&mut self, consumed: u64) -> Result<()> {
-        let cursor = self.state(Some(consumed))?.cursor;
-        if cursor != self.cursor {
-            self.cursor = cursor;
-            self.phase = Phase::Running;
-        }
+        self.cursor = self.state(Some(consumed))?.cursor;
         Ok(())
     }
 
@@ -238,13 +246,15 @@ impl Loader {
                 return mismatch(name, &theirs, &ours);
             }
         }
-        let same = state.windows == self.dataset.windows() && state.plan == self.key;
-        if !same {
-            self.dataset = Arc::new(self.dataset.of_state(state)?);
+        check_epoch(state.cursor.epoch)?;
+        settings::check_plan(Some(state.plan.lanes), Some(state.plan.chunk), Some(state.plan.pool))?;
+        if state.windows != self.dataset.windows() || state.plan != self.key {
+            let dataset = self.dataset.of_state(state)?;
+            self.check_size(dataset.line().total())?;
+            self.dataset = Arc::new(dataset);
             self.key = state.plan.clone();
             self.stop();
         }
-        self.check_size()?;
         self.cursor = state.cursor;
         self.begun = state.cursor;
         self.phase = Phase::Fresh { named: false };
@@ -254,9 +264,10 @@ impl Loader {
     /// Names the epoch that the next `begin` is of.
     pub fn set_epoch(&mut self, epoch: u64) -> Result<()> {
         self.check_alive()?;
+        check_epoch(epoch)?;
         match self.phase {
             Phase::Fresh { .. } if epoch == self.cursor.epoch => self.phase = Phase::Fresh { named: true },
-            Phase::Running if epoch == self.cursor.epoch => {}
+            Phase::Running if epoch == self.cursor.epoch && !self.has_ended() => {}
             _ => {
                 self.cursor = Cursor { epoch, n: 0 };
                 self.begun = self.cursor;
@@ -269,55 +280,59 @@ impl Loader {
     /// Starts an iteration; see the module for where.
     pub fn begin(&mut self) -> Result<()> {
         self.check_alive()?;
-        self.cursor = match self.phase {
-            Phase::Fresh { named: false } if self.steps_from(self.cursor.n) == 0 => {
-                Cursor { epoch: self.cursor.epoch + 1, n: 0 }
-            }
-            Phase::Fresh { .. } => self.cursor,
-            Phase::Running => Cursor { epoch: self.cursor.epoch, n: 0 },
-            Phase::Finished => Cursor { epoch: self.cursor.epoch + 1, n: 0 },
+        let Cursor { epoch, n } = self.cursor;
+        let cursor = match self.phase {
+            Phase::Fresh { named: false } | Phase::Running if self.has_ended() => Cursor { epoch: epoch + 1, n: 0 },
+            Phase::Fresh { .. } => Cursor { epoch, n },
+            Phase::Running => Cursor { epoch, n: 0 },
         };
-        self.begun = self.cursor;
-        self.phase = Phase::Running;
-        if self.steps_from(self.cursor.n) == 0 {
-            return Ok(());
+        if self.steps_from(cursor.n) > 0 {
+            self.run_from(cursor)?;
         }
+        (self.cursor, self.begun, self.phase) = (cursor, cursor, Phase::Running);
+        Ok(())
+    }
+
+    /// Sees to it that the engine's coming step is the one at `cursor`.
+    fn run_from(&mut self, cursor: Cursor) -> Result<()> {
         match &mut self.runner {
-            Some(runner) if runner.at == self.cursor => {}
-            Some(runner) => runner.seek(self.cursor),
+            Some(runner) if runner.at == cursor => {}
+            Some(runner) => runner.seek(cursor),
             None => {
-                self.runner = Some(Runner::start(
-                    &self.dataset,
-                    &self.layout,
-                    &self.key,
-                    self.share(),
-                    &self.settings,
-                    self.cursor,
-                )?);
+                let (share, settings) = (self.share(), &self.settings);
+                let runner = Runner::start(&self.dataset, &self.layout, &self.key, share, settings, cursor)?;
+                self.runner = Some(runner);
             }
         }
         Ok(())
     }
 
+    /// Waits at most `wait` until [`Loader::poll_next`] has an answer: a batch, the end or an error.
+    pub fn wait_ready(&mut self, wait: Duration) -> bool {
+        if self.check_alive().is_err() || self.phase != Phase::Running || self.has_ended() {
+            return true;
+        }
+        let runner = self.runner.as_mut();
+        runner.is_none_or(|runner| !matches!(runner.next(wait, &mut self.totals.stall_ns), Ok(None)))
+    }
+
+    /// Whether [`Loader::poll_next`] has an answer at once.
+    pub fn is_ready(&mut self) -> bool {
+        self.wait_ready(Duration::ZERO)
+    }
+
     /// The next batch of this iteration, waiting at most `wait` for it.
     pub fn poll_next(&mut self, wait: Duration) -> Result<Step> {
         self.check_alive()?;
-        if self.phase != Phase::Running {
+        if self.phase != Phase::Running || self.has_ended() {
             return Ok(Step::End);
         }
         let global = u64::from(self.settings.global_batch);
-        if self.steps_from(self.cursor.n) == 0 {
-            self.phase = Phase::Finished;
-            return Ok(Step::End);
-        }
         let runner = self.runner.as_mut().ok_or_else(not_iterating)?;
         let Some(filled) = runner.next(wait, &mut self.totals.stall_ns)? else { return Ok(Step::Pending) };
         let batch = self.hand_out(filled)?;
         self.cursor.n = (self.cursor.n + global).min(self.samples());
-        let next = match self.steps_from(self.cursor.n) {
-            0 => Cursor { epoch: self.cursor.epoch + 1, n: 0 },
-            _ => self.cursor,
-        };
+        let next = if self.has_ended() { Cursor { epoch: self.cursor.epoch + 1, n: 0 } } else { self.cursor };
         self.runner.as_mut().ok_or_else(not_iterating)?.advance(next);
         self.totals.batches += 1;
         self.totals.samples += u64::from(batch.rows);
@@ -369,7 +384,9 @@ impl Loader {
         }
         self.totals = runner.stats(self.totals);
         self.notices.extend(runner.notices());
-        runner.stop();
+        if !runner.stop() {
+            self.notices.push("a read does not come back from the system, its thread was left behind".into());
+        }
     }
 
     /// What a batch that does not come waits for, in words.
@@ -381,7 +398,8 @@ impl Loader {
         }
     }
 
-    /// Ends the loader: threads are gone and files closed when this returns. Batches already handed out stay valid.
+    /// Ends the loader: threads are gone and files closed when this returns, unless the system holds a read for seconds.
+    /// Batches already handed out stay valid.
     pub fn close(&mut self) {
         self.stop();
         self.closed = true;
@@ -438,6 +456,13 @@ fn check_bad_records(found: &BTreeMap<u64, String>, most: u64) -> Result<()> {
         ))),
         _ => Ok(()),
     }
+}
+
+fn check_epoch(epoch: u64) -> Result<()> {
+    if epoch <= EPOCH_MAX {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("an epoch is 0 to {EPOCH_MAX}: epoch={epoch}")))
 }
 
 fn not_iterating() -> Error {

@@ -5,6 +5,7 @@
 //! failed, or for which there was no room, is not skipped by asking again.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -24,6 +25,9 @@ use crate::reader::Region;
 
 /// Slots beyond those that the plan keeps open, for batches that the trainer holds.
 const LEASE_SLOTS: u64 = 4;
+/// How long the end of a loader waits for its reader threads. One that a dead disk holds longer is left behind: it owns
+/// what it writes to, and ends when the disk answers.
+const STOP_MS: u64 = 3000;
 /// Steps read ahead where the order is the topic's own.
 const IN_ORDER_STEPS: u64 = 16;
 
@@ -33,6 +37,8 @@ pub(super) struct Runner {
     pub(super) slab: Slab,
     pub(super) taker: Taker,
     threads: Vec<JoinHandle<()>>,
+    /// Closed by the end of the last thread.
+    ended: Receiver<()>,
     generation: u64,
     /// The step that comes next, counted from the last seek, and where that is.
     seq: u64,
@@ -82,11 +88,13 @@ impl Runner {
             reported: AtomicBool::new(false),
             notices: Mutex::default(),
         });
+        let (alive, ended) = channel();
         let mut runner = Self {
             shared,
             slab,
             taker,
             threads: Vec::new(),
+            ended,
             generation: 0,
             seq: 0,
             at: cursor,
@@ -95,15 +103,19 @@ impl Runner {
             slot_bytes,
             held: Arc::default(),
         };
-        runner.spawn(settings.threads())?;
+        runner.spawn(settings.threads(), &alive)?;
         Ok(runner)
     }
 
-    fn spawn(&mut self, threads: usize) -> Result<()> {
+    fn spawn(&mut self, threads: usize, alive: &Sender<()>) -> Result<()> {
         for number in 0..threads {
-            let shared = self.shared.clone();
+            let (shared, alive) = (self.shared.clone(), alive.clone());
             let thread = std::thread::Builder::new().name(format!("forebay-read-{number}"));
-            match thread.spawn(move || run(&shared)) {
+            let body = move || {
+                let _alive = alive;
+                run(&shared);
+            };
+            match thread.spawn(body) {
                 Ok(handle) => self.threads.push(handle),
                 Err(error) if number == 0 => return Err(Error::io("cannot start a reader thread", error)),
                 Err(error) => self.shared.notice(&format!("fewer reader threads than asked for: {error}")),
@@ -203,13 +215,18 @@ impl Runner {
         std::mem::take(&mut *self.shared.notices.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
     }
 
-    pub(super) fn stop(mut self) {
+    /// Ends the threads. False if the system holds one of them, which was left behind.
+    pub(super) fn stop(mut self) -> bool {
         self.shared.feed.stop();
         self.shared.waiter.wake();
+        if self.ended.recv_timeout(Duration::from_millis(STOP_MS)) == Err(RecvTimeoutError::Timeout) {
+            return false;
+        }
         for thread in self.threads.drain(..) {
             // A thread that panicked has nothing left to end.
             let _ = thread.join();
         }
+        true
     }
 }
 

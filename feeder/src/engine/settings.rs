@@ -8,6 +8,12 @@ use crate::reader::ReaderKind;
 pub const BATCH_MAX: u32 = 1 << 24;
 /// Most ranks.
 pub const WORLD_MAX: u32 = 1 << 20;
+/// Most lanes of a plan.
+pub const LANES_MAX: u32 = 1 << 20;
+/// Most samples of a plan's chunk.
+pub const CHUNK_MAX: u32 = 1 << 30;
+/// Most chunks of a plan's pool.
+pub const POOL_MAX: u32 = 1 << 10;
 /// Most reader threads of one loader.
 pub const READER_THREADS_MAX: usize = 16;
 /// Most reads in flight on one reader thread.
@@ -84,6 +90,17 @@ pub fn parse_reader(name: &str) -> Result<ReaderKind> {
         "preadv" => Ok(ReaderKind::Preadv),
         _ => Err(unknown("reader", name, &["auto", "io_uring", "preadv"])),
     }
+}
+
+/// Refuses numbers of a plan, a caller's or a state's, that nobody means.
+pub(super) fn check_plan(lanes: Option<u32>, chunk: Option<u32>, pool: Option<u32>) -> Result<()> {
+    let tops = [("lanes", lanes, LANES_MAX), ("chunk", chunk, CHUNK_MAX), ("pool", pool, POOL_MAX)];
+    for (name, value, top) in tops {
+        if let Some(value) = value.filter(|value| !(1..=top).contains(value)) {
+            return Err(Error::invalid(format!("{name} is 1 to {top}: {name}={value}")));
+        }
+    }
+    Ok(())
 }
 
 fn unknown(argument: &str, given: &str, allowed: &[&str]) -> Error {
@@ -184,12 +201,7 @@ impl Settings {
             ))
             .with_hint(format!("use a multiple of {world}, such as {near} or {}", below + world)));
         }
-        let tops = [("lanes", self.lanes, 1 << 20), ("chunk", self.chunk, 1 << 30), ("pool", self.pool, 1 << 10)];
-        for (name, value, top) in tops {
-            if value.is_some_and(|value| value == 0 || value > top) {
-                return Err(Error::invalid(format!("{name} is 1 to {top}: {name}={}", value.unwrap_or(0))));
-            }
-        }
+        check_plan(self.lanes, self.chunk, self.pool)?;
         if self.reader_threads.is_some_and(|threads| threads == 0 || threads > READER_THREADS_MAX) {
             return Err(Error::invalid(format!("reader_threads is 1 to {READER_THREADS_MAX}")));
         }
