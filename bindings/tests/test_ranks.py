@@ -166,8 +166,9 @@ def test_a_real_torch_worker_is_refused() -> None:
 
 
 @pytest.mark.torch
-def test_a_real_mesh_has_what_is_used() -> None:
+def test_a_real_mesh_has_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         mesh = torch.distributed.device_mesh.DeviceMesh("cpu", [[0]], mesh_dim_names=("dp", "tp"))

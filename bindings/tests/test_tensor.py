@@ -71,16 +71,25 @@ def test_numpy_views_every_type(dtype: str, numpy: Any) -> None:
         assert array.flags.c_contiguous
 
 
-def test_numpy_sees_bfloat16_by_its_bits(numpy: Any) -> None:
+def test_numpy_sees_bfloat16(numpy: Any) -> None:
     tensor = make_bfloat16()
     with pytest.raises(AttributeError, match="bfloat16"):
         _ = tensor.__array_interface__
+    pytest.importorskip("ml_dtypes")
     array = _forebay._testing_give(tensor, "numpy")
-    if array.dtype.name == "bfloat16":
-        assert array.astype("float32").flatten().tolist() == BFLOAT16
-        array = array.view("uint16")
-    assert array.dtype.name == "uint16"
-    assert (array.astype("uint32") << 16).view("float32").flatten().tolist() == BFLOAT16
+    assert array.dtype.name == "bfloat16"
+    assert array.astype("float32").flatten().tolist() == BFLOAT16
+
+
+def test_numpy_without_ml_dtypes_sees_the_bits_of_bfloat16() -> None:
+    pytest.importorskip("numpy")
+    code = (
+        "import sys; sys.modules['ml_dtypes'] = None; from forebay import _forebay\n"
+        "array = _forebay._testing_give(_forebay._testing_tensor(b'\\xc0\\x3f', 'bfloat16', [1]), 'numpy')\n"
+        "print(array.dtype.name, hex(array[0]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "uint16 0x3fc0\n"
 
 
 @pytest.mark.torch

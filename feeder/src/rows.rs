@@ -148,7 +148,7 @@ fn column_bytes(column: &Column, array: &ArrayRef) -> Result<Buffer> {
                 return Err(mismatch());
             }
             let list = array.as_any().downcast_ref::<FixedSizeListArray>().ok_or_else(mismatch)?;
-            let values = list.values().slice(list.value_offset_at(0) as usize, list.len() * column.elements());
+            let values = list.values().slice(list.value_offset_at(0), list.len() * column.elements());
             if values.null_count() > 0 {
                 refuse_nulls(column, &values)?;
             }

@@ -17,11 +17,14 @@ const UNSAFE: &[&str] = &[
     "cuda/src/driver.rs",
     "feeder/slab/src/loom_tests.rs",
     "feeder/slab/src/map.rs",
+    "feeder/slab/tests/common/mod.rs",
+    "feeder/slab/tests/processes.rs",
     "feeder/src/reader/copy.rs",
     "feeder/src/reader/preadv.rs",
     "feeder/src/reader/region.rs",
     "feeder/src/reader/tests_uring.rs",
     "feeder/src/reader/uring.rs",
+    "feeder/tests/engine.rs",
 ];
 
 /// What a crate must not know. A name at the end of which stands `*` is a beginning.

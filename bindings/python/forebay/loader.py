@@ -50,7 +50,11 @@ def default_root() -> Path:
 
 
 def open(  # noqa: A001 (forebay.open is what it is called)
-    dataset: str, *, root: str | os.PathLike[str] | None = None, columns: Sequence[str] | None = None, output: str = "auto"
+    dataset: str,
+    *,
+    root: str | os.PathLike[str] | None = None,
+    columns: Sequence[str] | None = None,
+    output: str = "auto",
 ) -> Samples:
     """The samples of a topic by index, for looking at them: `forebay.open("digits")[3]`."""
     return Samples(_dataset(dataset, root), columns, output)
@@ -108,8 +112,8 @@ class DataLoader:
         shuffle: Whether each epoch has an order of its own, a function of `seed` and the epoch.
         seed: Of the shuffle and of transforms.
         drop_last: Leave out the last step of an epoch if it is short.
-        tail: What ranks get of a short step. "pad": equal shapes, repeated rows are False in `batch["mask"]` (the default
-            with several ranks); "short": what there is.
+        tail: What ranks get of a short step. "pad", the default with several ranks: equal shapes, and repeated rows are
+            False in `batch["mask"]`; "short": what there is.
         transform: `f(batch, rng)`, run in threads ahead of the training; `rng` is a `numpy.random.Generator` keyed by
             (seed, epoch, place). What it returns is yielded instead of the batch.
         transform_threads: Threads, and batches ahead, for `transform`.
@@ -299,7 +303,7 @@ class DataLoader:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes a state: the next iteration goes on there. Raises if that cannot be honoured, and then changes nothing."""
+        """Takes a state: the next iteration goes on there. Raises, changing nothing, if that cannot be honoured."""
         try:
             text = json.dumps(state)
         except (TypeError, ValueError) as error:

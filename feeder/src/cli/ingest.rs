@@ -20,14 +20,17 @@ Formats, told by their first bytes:
   parquet  numbers, booleans, fixed-size binaries, lists of one length
   arrow    IPC files and streams, also LZ4 and Zstandard
 
-The schema is taken from the files, unless the topic exists or --schema says it. A schema may make integers wider and
-give values another shape of as many elements; nothing else is converted. It is needed where files do not tell:
+The schema is taken from the files, unless the topic exists or --schema says it. A schema may make
+integers wider and give values another shape of as many elements; nothing else is converted. It is
+needed where files do not tell:
   lists of any length in parquet    --schema 'id:int64, embedding:float32[768]'
   bfloat16 in npy files             --schema 'weights:bfloat16[1024]'
-Types: bool, int8..int64, uint8..uint64, float16, bfloat16, float32, float64. An npy file's array is named 'data'.
+Types: bool, int8..int64, uint8..uint64, float16, bfloat16, float32, float64.
+An npy file's array is named 'data', unless schema or columns name it.
 
-Nothing is written before all files are found good. Each record is stored once: when an ingest was interrupted, run the
-same command again and it goes on; files that are in the topic already are passed over.
+Nothing is written before all files are found good. Each record is stored once: when an ingest was
+interrupted, run the same command again and it goes on; files that are in the topic already are
+passed over.
 
 Examples:
   forebay ingest digits.npz 'shards/*.parquet' --topic digits --root ./data

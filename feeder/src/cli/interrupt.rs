@@ -21,6 +21,10 @@ pub(super) fn say_on_interrupt(console: &Console<'_>, advice: &'static str) {
         if signals.wait().is_ok() {
             let mut err = std::io::stderr();
             let _ = std::io::Write::write_all(&mut err, format!("\ninterrupted: {advice}\n").as_bytes());
+            #[allow(
+                clippy::disallowed_methods,
+                reason = "an interrupt ends the process here and now; nothing needs a drop"
+            )]
             std::process::exit(EXIT_INTERRUPTED);
         }
     });

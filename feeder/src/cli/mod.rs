@@ -9,6 +9,7 @@ mod console;
 mod ingest;
 mod interrupt;
 mod meter;
+mod plan;
 mod text;
 mod topic;
 mod values;
@@ -18,6 +19,7 @@ mod tests;
 
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 
 use clap::error::ErrorKind as ClapKind;
@@ -60,7 +62,7 @@ Environment:
 
 /// Feeds training data to GPUs, exactly: none lost, none twice, always in the same order.
 #[derive(Debug, Parser)]
-#[command(name = "forebay", version, about, after_help = HELP, max_term_width = 100, subcommand_required = true)]
+#[command(name = "forebay", version, after_help = HELP, max_term_width = 100, subcommand_required = true)]
 #[command(arg_required_else_help = true)]
 struct Cli {
     #[command(flatten)]
@@ -73,10 +75,10 @@ struct Cli {
 #[derive(Clone, Debug, clap::Args)]
 struct Global {
     /// Directory that keeps the topics [default: $FOREBAY_ROOT, else ./forebay-data]
-    #[arg(long, global = true, value_name = "DIR")]
+    #[arg(long, global = true, value_name = "DIR", help_heading = "Global options")]
     root: Option<PathBuf>,
     /// Print results as JSON
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = "Global options")]
     json: bool,
 }
 
@@ -94,7 +96,8 @@ enum Command {
     /// Make, list, look at, check and remove topics
     #[command(subcommand)]
     Topic(topic::Command),
-    //PLAN
+    /// Show what training on a topic will cost and how well it mixes
+    Plan(plan::Args),
 }
 
 /// Runs one command with writers of the caller; never draws a progress bar. Returns the exit code.
@@ -129,12 +132,18 @@ fn run_on(args: impl IntoIterator<Item = OsString>, console: &mut Console<'_>) -
         }
     };
     console.json = cli.global.json;
-    let done = match &cli.command {
+    let work = || match &cli.command {
         Command::Ingest(args) => ingest::run(args, &cli.global, console),
         Command::Topic(command) => topic::run(command, &cli.global, console),
-        //PLAN2
+        Command::Plan(args) => plan::run(args, &cli.global, console),
     };
-    finish(done, console)
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(done) => finish(done, console),
+        Err(_) => {
+            console.complain("error: a fault in forebay itself, see above; what was acknowledged is stored");
+            EXIT_INTERNAL
+        }
+    }
 }
 
 /// The exit code of a command, its error shown.

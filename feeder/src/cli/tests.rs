@@ -114,6 +114,7 @@ fn help_and_version_say_what_there_is() {
         &["topic", "tail"],
         &["topic", "rm"],
         &["topic", "verify"],
+        &["plan"],
     ] {
         let help = place.good(&[command, &["--help"]].concat());
         assert!(command == ["topic"] || help.contains("Examples:"), "{command:?}: {help}");
@@ -154,8 +155,17 @@ fn an_ingest_is_stored_once() {
 fn topics_are_listed_and_shown() {
     let place = Place::new();
     place.bad(&["topic", "ls"], 3, &["no topics are kept here", "try:"]);
-    let created =
-        place.good(&["topic", "create", "alpha", "--schema", "id:int64", "--partitions", "2", "--segment-bytes", "1MiB"]);
+    let created = place.good(&[
+        "topic",
+        "create",
+        "alpha",
+        "--schema",
+        "id:int64",
+        "--partitions",
+        "2",
+        "--segment-bytes",
+        "1MiB",
+    ]);
     assert_eq!(created, "made alpha with 2 partitions: id:int64\n");
     place.good(&["ingest", &place.file("d.npz", &pairs(0, 9)), "--topic", "persistent://t/n/b"]);
     let list = place.good(&["topic", "ls"]);
@@ -373,4 +383,25 @@ fn a_closed_pipe_is_no_error() {
             assert_eq!(String::from_utf8(err).unwrap(), "", "{args:?}");
         }
     }
+}
+
+#[test]
+fn plans_are_shown() {
+    let place = Place::new();
+    place.good(&["topic", "create", "empty", "--schema", "id:int64"]);
+    place.bad(&["plan", "empty", "--global-batch-size", "8"], 2, &["has no rows", "forebay ingest"]);
+    place.good(&["ingest", &place.file("d.npz", &pairs(0, 10_000)), "--topic", "t"]);
+    let shown = place.good(&["plan", "t", "--global-batch-size", "64", "--world-size", "4", "--seed", "7"]);
+    for words in
+        ["10,000 samples of 10 bytes", "shuffled, seed 7: 64 lanes", "157 of 64, 16 rows a rank", "mixing", "reading"]
+    {
+        assert!(shown.contains(words), "no {words:?} in {shown}");
+    }
+    let args = ["plan", "t", "--global-batch-size", "64", "--no-shuffle", "--drop-last", "--world-size"];
+    let plan = place.json(&[&args[..], &["4"]].concat());
+    for (key, value) in [("samples", 10_000), ("steps", 156), ("dropped", 16), ("padded", 0), ("rows", 16)] {
+        assert_eq!(plan[key], value, "{key} of {plan}");
+    }
+    assert_eq!((&plan["key"]["shuffle"], &plan["quality"]), (&false.into(), &Value::Null));
+    place.bad(&[&args[..], &["3"]].concat(), 2, &["does not divide", "try: --global-batch-size 66"]);
 }

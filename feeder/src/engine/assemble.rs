@@ -13,7 +13,7 @@ use super::Dataset;
 use super::feed::{Failure, Feed, Taken};
 use super::layout::SlotLayout;
 use crate::error::{Error, Result};
-use crate::log::{BlockRef, PIECE_BYTES, SegmentView, column_at, crc32c};
+use crate::log::{BlockRef, BlockSums, PIECE_BYTES, SegmentView, column_at, crc32c};
 use crate::plan::Run;
 use crate::reader::{MAX_PARTS, Part, Read, ReadError, ReadFile, Region, fence};
 
@@ -112,6 +112,8 @@ pub(super) struct Assembler {
     read_end: u64,
     /// A checksummed piece, as memory of this thread alone.
     piece: Vec<u8>,
+    /// The checksums used last: the columns of a block are checked one after the other.
+    sums: Option<(Arc<ReadFile>, BlockRef, BlockSums)>,
 }
 
 impl Assembler {
@@ -137,6 +139,7 @@ impl Assembler {
             spare: Vec::new(),
             read_end: 0,
             piece: Vec::new(),
+            sums: None,
         }
     }
 
@@ -158,7 +161,7 @@ impl Assembler {
         let first_read = out.len();
         let mut piece = 0;
         for at in 0..job.taken.unit.runs.len() {
-            let mut run = job.taken.unit.runs[at].clone();
+            let mut run = job.taken.unit.runs[at];
             while run.count > 0 {
                 let inside = self.block.as_ref().is_some_and(|block| (block.first..block.end).contains(&run.index));
                 if !inside {
@@ -168,7 +171,7 @@ impl Assembler {
                 }
                 let end = self.block.as_ref().map_or(run.index, |block| block.end);
                 let count = u64::from(run.count).min(end - run.index) as u32;
-                job.spans.push(Run { count, ..run.clone() });
+                job.spans.push(Run { count, ..run });
                 run.index += u64::from(count);
                 run.row += count;
                 run.count -= count;
@@ -283,7 +286,11 @@ impl Assembler {
 
     fn check(&mut self, job: &mut Job, at: usize, bad: &mut Vec<BadSample>) {
         let check = &job.checks[at];
-        let sums = match check.block.segment.sums(&check.block.block) {
+        let known = self
+            .sums
+            .take()
+            .filter(|(file, block, _)| *block == check.block.block && Arc::ptr_eq(file, &check.block.file));
+        let sums = match known.map_or_else(|| check.block.segment.sums(&check.block.block), |(_, _, sums)| Ok(sums)) {
             Ok(sums) => sums,
             Err(error) => return job.failed.push((check.samples.clone(), Failure::of(&error))),
         };
@@ -310,12 +317,13 @@ impl Assembler {
                             column + start,
                             length
                         ));
-                        bad.push(BadSample { index, span: span.clone(), error });
+                        bad.push(BadSample { index, span: *span, error });
                     }
                 }
             }
         }
         self.piece = buffer;
+        self.sums = Some((check.block.file.clone(), check.block.block, sums));
     }
 
     /// Puts the columns of one sample, each as long as a row, into the place of `sample`; zeros if there are none.
@@ -413,7 +421,7 @@ fn join(read: &mut Read, end: u64, offset: u64, part: &Part) -> bool {
         Some(last) if last.region == part.region && part.region != JUNK && last.at + last.bytes as usize == part.at => {
             last.bytes += part.bytes;
         }
-        _ => read.parts.push(part.clone()),
+        _ => read.parts.push(*part),
     }
     true
 }

@@ -5,8 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arrow_buffer::MutableBuffer;
+use slab::Filled;
 
+use super::feed::Incident;
+use super::layout::{COLUMN_ALIGN_BYTES, SlotLayout};
+use super::runner::Runner;
 use crate::schema::Dtype;
+
+/// Columns of fewer bytes a batch are handed out as ordinary memory: a copy of that size costs less than holding a slot.
+pub const SMALL_COLUMN_BYTES: usize = 64 << 10;
+/// Name of the column that marks rows which are samples, not repeats or holes.
+pub const MASK: &str = "mask";
 
 /// Keeps a column's memory alive. When the last clone is dropped, on whatever thread, the slot goes back or the memory
 /// is freed.
@@ -40,6 +49,77 @@ pub struct Batch {
     pub rows: u32,
     /// Columns in the order asked for, then `mask` if there is one.
     pub columns: Vec<BatchColumn>,
+}
+
+/// Bytes of a batch of `rows` rows that are worth a lease.
+pub(super) fn large_bytes(layout: &SlotLayout, rows: u32) -> usize {
+    let sizes = layout.columns.iter().map(|placed| placed.row_bytes * rows as usize);
+    sizes.filter(|&bytes| bytes >= SMALL_COLUMN_BYTES).sum()
+}
+
+/// The columns of a filled slot: large ones in place, small ones (or all, if the trainer holds too many slots) copied.
+/// `mask`: how many rows are samples, and what happened to some of them.
+pub(super) fn columns(
+    runner: &Runner,
+    layout: &SlotLayout,
+    filled: Filled,
+    crowded: bool,
+    mask: Option<(u32, &[Incident])>,
+) -> Vec<BatchColumn> {
+    let rows = filled.rows as usize;
+    let leased = |bytes: usize| bytes >= SMALL_COLUMN_BYTES && !crowded;
+    let sizes = layout.columns.iter().map(|placed| placed.row_bytes * rows);
+    let copied: usize = sizes.filter(|&bytes| !leased(bytes)).map(aligned).sum();
+    let mask_bytes = if mask.is_some() { rows } else { 0 };
+    let mut ordinary = Ordinary::new(copied + mask_bytes, crowded.then_some(&runner.held));
+    let memory = ordinary.address();
+    let (base, slot) = (filled.slot as usize * runner.slot_bytes, runner.slab.slot(filled.slot).0.expose_provenance());
+    let mut at = 0;
+    let mut places = Vec::with_capacity(layout.columns.len());
+    for placed in &layout.columns {
+        let bytes = placed.row_bytes * rows;
+        if leased(bytes) {
+            places.push(slot + placed.offset);
+            continue;
+        }
+        runner.shared.slab.read(base + placed.offset, &mut ordinary.bytes()[at..at + bytes]);
+        places.push(memory + at);
+        at += aligned(bytes);
+    }
+    if let Some((valid, incidents)) = mask {
+        let flags = &mut ordinary.bytes()[at..];
+        flags[..valid as usize].fill(1);
+        for incident in incidents.iter().filter(|incident| incident.masked) {
+            flags[incident.row as usize] = 0;
+        }
+    }
+    let lease: Owner = Arc::new(runner.taker.lease(filled.slot));
+    let ordinary: Owner = Arc::new(ordinary);
+    let column = |(placed, address): (&super::layout::Placed, usize)| BatchColumn {
+        name: placed.name.clone(),
+        dtype: placed.column.dtype,
+        shape: std::iter::once(rows as i64).chain(placed.column.shape.iter().map(|&n| i64::from(n))).collect(),
+        address,
+        bytes: placed.row_bytes * rows,
+        owner: if leased(placed.row_bytes * rows) { lease.clone() } else { ordinary.clone() },
+    };
+    let mut columns: Vec<BatchColumn> = layout.columns.iter().zip(places).map(column).collect();
+    if mask.is_some() {
+        let (name, shape) = (Arc::from(MASK), vec![rows as i64]);
+        columns.push(BatchColumn {
+            name,
+            dtype: Dtype::Bool,
+            shape,
+            address: memory + at,
+            bytes: rows,
+            owner: ordinary,
+        });
+    }
+    columns
+}
+
+fn aligned(bytes: usize) -> usize {
+    bytes.next_multiple_of(COLUMN_ALIGN_BYTES)
 }
 
 /// Ordinary memory of one batch's columns, counted while it lives.

@@ -11,33 +11,21 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use cursorstore::{Cursor, PlanKey, State, TopicName};
-use slab::{Filled, Shape, Slab, SlabError, Taken as SlabTaken, Taker};
+use slab::Filled;
 
 use super::Dataset;
-use super::batch::{Batch, BatchColumn, Ordinary, Owner};
-use super::feed::{CODE_FAILED, CODE_INCIDENTS, Course, Feed};
-use super::layout::{COLUMN_ALIGN_BYTES, SlotLayout};
-use super::pump::{Counts, Shared, run};
+use super::batch::{Batch, MASK, columns, large_bytes};
+use super::feed::{CODE_FAILED, CODE_INCIDENTS};
+use super::layout::SlotLayout;
+use super::runner::Runner;
 use super::settings::Settings;
+use super::stats::Stats;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::{self, PLAN_VERSION, Share};
-use crate::reader::Region;
-use crate::schema::Dtype;
-
-/// Columns of fewer bytes a batch are handed out as ordinary memory: a copy of that size costs less than holding a slot.
-pub const SMALL_COLUMN_BYTES: usize = 64 << 10;
-/// Slots beyond those that the plan keeps open, for batches that the trainer holds.
-const LEASE_SLOTS: u64 = 4;
-/// Steps read ahead where the order is the topic's own.
-const IN_ORDER_STEPS: u64 = 16;
-/// Name of the column that marks rows which are samples, not repeats or holes.
-pub const MASK: &str = "mask";
 
 /// Answer of [`Loader::poll_next`].
 pub enum Step {
@@ -47,81 +35,6 @@ pub enum Step {
     End,
     /// Not there within the time given.
     Pending,
-}
-
-/// Running counts of a loader.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Stats {
-    /// Batches handed out.
-    pub batches: u64,
-    /// Rows handed out.
-    pub samples: u64,
-    /// Bytes handed out.
-    pub bytes: u64,
-    /// Time spent waiting in `next`, in ns.
-    pub stall_ns: u64,
-    /// Batches copied to ordinary memory because the program held the slots.
-    pub overflow_batches: u64,
-    /// Bytes of such batches alive now.
-    pub overflow_bytes: u64,
-    /// Slots leased now.
-    pub leased_slots: u64,
-    /// Slots of the slab.
-    pub slots: u64,
-    /// Bytes of the slab.
-    pub slab_bytes: u64,
-    /// Reads made.
-    pub reads: u64,
-    /// Bytes read, gaps included.
-    pub read_bytes: u64,
-    /// System calls of the readers.
-    pub syscalls: u64,
-    /// Units (chunks) read.
-    pub units: u64,
-    /// Units compared with their checksums.
-    pub checked_units: u64,
-    /// Records masked or replaced.
-    pub bad_records: u64,
-}
-
-impl Stats {
-    /// The counts by name.
-    pub fn named(&self) -> [(&'static str, u64); 15] {
-        let Self {
-            batches,
-            samples,
-            bytes,
-            stall_ns,
-            overflow_batches,
-            overflow_bytes,
-            leased_slots,
-            slots,
-            slab_bytes,
-            reads,
-            read_bytes,
-            syscalls,
-            units,
-            checked_units,
-            bad_records,
-        } = *self;
-        [
-            ("batches", batches),
-            ("samples", samples),
-            ("bytes", bytes),
-            ("stall_ns", stall_ns),
-            ("overflow_batches", overflow_batches),
-            ("overflow_bytes", overflow_bytes),
-            ("leased_slots", leased_slots),
-            ("slots", slots),
-            ("slab_bytes", slab_bytes),
-            ("reads", reads),
-            ("read_bytes", read_bytes),
-            ("syscalls", syscalls),
-            ("units", units),
-            ("checked_units", checked_units),
-            ("bad_records", bad_records),
-        ]
-    }
 }
 
 /// See the module.
@@ -134,7 +47,7 @@ pub struct Loader {
     /// Where the iteration began, for states of earlier batches.
     begun: Cursor,
     phase: Phase,
-    engine: Option<Engine>,
+    runner: Option<Runner>,
     totals: Stats,
     bad_records: BTreeMap<u64, String>,
     overflowed: bool,
@@ -152,25 +65,6 @@ enum Phase {
     Running,
     /// The epoch was handed out to its end.
     Finished,
-}
-
-/// The part that reads ahead.
-struct Engine {
-    shared: Arc<Shared>,
-    slab: Slab,
-    taker: Taker,
-    threads: Vec<JoinHandle<()>>,
-    generation: u64,
-    /// The step that comes next, counted from the last seek, and where that is.
-    seq: u64,
-    at: Cursor,
-    /// Taken, not yet handed out: a step that failed, or for which there was no room, is not skipped by asking again.
-    pending: Option<Filled>,
-    /// Slots that the trainer may hold while the plan still has those that it needs.
-    lease_limit: u32,
-    slot_bytes: usize,
-    /// Bytes of overflow batches alive.
-    held: Arc<AtomicU64>,
 }
 
 impl Loader {
@@ -201,7 +95,7 @@ impl Loader {
             cursor,
             begun: cursor,
             phase: Phase::Fresh { named: false },
-            engine: None,
+            runner: None,
             totals: Stats::default(),
             bad_records: BTreeMap::new(),
             overflowed: false,
@@ -388,10 +282,19 @@ impl Loader {
         if self.steps_from(self.cursor.n) == 0 {
             return Ok(());
         }
-        match &mut self.engine {
-            Some(engine) if engine.at == self.cursor => {}
-            Some(engine) => engine.seek(self.cursor),
-            None => self.engine = Some(self.start()?),
+        match &mut self.runner {
+            Some(runner) if runner.at == self.cursor => {}
+            Some(runner) => runner.seek(self.cursor),
+            None => {
+                self.runner = Some(Runner::start(
+                    &self.dataset,
+                    &self.layout,
+                    &self.key,
+                    self.share(),
+                    &self.settings,
+                    self.cursor,
+                )?);
+            }
         }
         Ok(())
     }
@@ -407,192 +310,73 @@ impl Loader {
             self.phase = Phase::Finished;
             return Ok(Step::End);
         }
-        let engine = self.engine.as_mut().ok_or_else(not_iterating)?;
-        let Some(filled) = engine.next(wait, &mut self.totals.stall_ns)? else { return Ok(Step::Pending) };
+        let runner = self.runner.as_mut().ok_or_else(not_iterating)?;
+        let Some(filled) = runner.next(wait, &mut self.totals.stall_ns)? else { return Ok(Step::Pending) };
         let batch = self.hand_out(filled)?;
         self.cursor.n = (self.cursor.n + global).min(self.samples());
         let next = match self.steps_from(self.cursor.n) {
             0 => Cursor { epoch: self.cursor.epoch + 1, n: 0 },
             _ => self.cursor,
         };
-        self.engine.as_mut().ok_or_else(not_iterating)?.advance(next);
+        self.runner.as_mut().ok_or_else(not_iterating)?.advance(next);
         self.totals.batches += 1;
         self.totals.samples += u64::from(batch.rows);
         Ok(Step::Batch(batch))
     }
 
-    /// Rows of the coming step that are no repeats.
-    fn valid_rows(&self, rows: u32) -> u32 {
-        let left = self.dataset.line().total() - self.cursor.n;
-        self.share().valid_rows(left).min(rows)
-    }
-
-    /// Makes a batch of a filled slot: large columns in place, small ones (or all, when the trainer holds too many slots)
-    /// copied to ordinary memory.
+    /// Makes a batch of a filled slot. An error leaves the slot pending.
     fn hand_out(&mut self, filled: Filled) -> Result<Batch> {
-        let valid = self.valid_rows(filled.rows);
-        let Some(engine) = &mut self.engine else { return Err(not_iterating()) };
+        let left = self.samples() - self.cursor.n;
+        let valid = self.share().valid_rows(left).min(filled.rows);
+        let runner = self.runner.as_mut().ok_or_else(not_iterating)?;
         if filled.code == CODE_FAILED {
-            let failure = engine.shared.feed.failure(filled.tag);
+            let failure = runner.shared.feed.failure(filled.tag);
             return Err(failure.map_or_else(|| Error::corrupt("a step failed for an unknown reason"), |f| f.error()));
         }
         let incidents = match filled.code {
-            CODE_INCIDENTS => engine.shared.feed.incidents(filled.tag),
+            CODE_INCIDENTS => runner.shared.feed.incidents(filled.tag),
             _ => Vec::new(),
         };
         for incident in &incidents {
             self.bad_records.entry(incident.index).or_insert_with(|| incident.reason.clone());
         }
         check_bad_records(&self.bad_records, self.settings.bad_records_max)?;
-        let rows = filled.rows as usize;
-        let large = |bytes: usize| bytes >= SMALL_COLUMN_BYTES;
-        let sizes = self.layout.columns.iter().map(|placed| placed.row_bytes * rows);
-        let large_bytes: usize = sizes.clone().filter(|&bytes| large(bytes)).sum();
-        let crowded = large_bytes > 0 && engine.taker.leased() >= engine.lease_limit;
+        let large_bytes = large_bytes(&self.layout, filled.rows);
+        let crowded = large_bytes > 0 && runner.taker.leased() >= runner.lease_limit;
         if crowded {
-            engine.check_overflow(large_bytes as u64, self.settings.overflow_bytes)?;
+            runner.check_overflow(large_bytes as u64, self.settings.overflow_bytes)?;
             self.totals.overflow_batches += 1;
             if !std::mem::replace(&mut self.overflowed, true) {
                 self.notices.push(format!(
                     "the program holds {} batches, all that the slab has room for: further ones are copied to ordinary memory, up to overflow_bytes={}",
-                    engine.lease_limit, self.settings.overflow_bytes
+                    runner.lease_limit, self.settings.overflow_bytes
                 ));
             }
         }
-        let mask_bytes = if self.settings.masked() { rows } else { 0 };
-        let copied = sizes.filter(|&bytes| crowded || !large(bytes)).map(aligned).sum::<usize>() + mask_bytes;
-        let mut ordinary = Ordinary::new(copied, crowded.then_some(&engine.held));
-        let (base, memory) = (filled.slot as usize * engine.slot_bytes, ordinary.address());
-        let mut at = 0;
-        // Where each column stands: its address, and whether that is in the slot.
-        let mut places = Vec::with_capacity(self.layout.columns.len());
-        for placed in &self.layout.columns {
-            let bytes = placed.row_bytes * rows;
-            if large(bytes) && !crowded {
-                places.push((engine.slab.slot(filled.slot).0.expose_provenance() + placed.offset, true));
-                continue;
-            }
-            engine.shared.slab.read(base + placed.offset, &mut ordinary.bytes()[at..at + bytes]);
-            places.push((memory + at, false));
-            at += aligned(bytes);
-        }
-        let mask = &mut ordinary.bytes()[at..at + mask_bytes];
-        mask.iter_mut().take(valid as usize).for_each(|flag| *flag = 1);
-        for incident in &incidents {
-            if let Some(flag) = mask.get_mut(incident.row as usize).filter(|_| incident.masked) {
-                *flag = 0;
-            }
-        }
-        let lease: Owner = Arc::new(engine.taker.lease(filled.slot));
-        let ordinary: Owner = Arc::new(ordinary);
-        let mut columns: Vec<BatchColumn> = self
-            .layout
-            .columns
-            .iter()
-            .zip(places)
-            .map(|(placed, (address, in_slot))| BatchColumn {
-                name: placed.name.clone(),
-                dtype: placed.column.dtype,
-                shape: std::iter::once(rows as i64).chain(placed.column.shape.iter().map(|&n| i64::from(n))).collect(),
-                address,
-                bytes: placed.row_bytes * rows,
-                owner: if in_slot { lease.clone() } else { ordinary.clone() },
-            })
-            .collect();
-        if self.settings.masked() {
-            let address = memory + at;
-            let (name, shape) = (Arc::from(MASK), vec![rows as i64]);
-            columns.push(BatchColumn { name, dtype: Dtype::Bool, shape, address, bytes: rows, owner: ordinary });
-        }
+        let mask = self.settings.masked().then_some((valid, &incidents[..]));
+        let columns = columns(runner, &self.layout, filled, crowded, mask);
         self.totals.bytes += columns.iter().map(|column| column.bytes as u64).sum::<u64>();
         Ok(Batch { epoch: self.cursor.epoch, place: self.cursor.n, rows: filled.rows, columns })
     }
 
-    fn start(&self) -> Result<Engine> {
-        let settings = &self.settings;
-        let shuffle = self.key.shuffle;
-        let in_order_samples = self.dataset.block_rows();
-        let ends: Arc<[u64]> = self.dataset.line().ends().into();
-        let course = Course { key: self.key.clone(), ends, share: self.share(), in_order_samples };
-        let open_steps = course.schedule(Cursor { epoch: 0, n: 0 })?.span_steps();
-        let ahead = match (settings.read_ahead_steps, shuffle) {
-            (Some(steps), _) => u64::from(steps),
-            (None, false) => IN_ORDER_STEPS,
-            // What one G-th of the lanes opens at once.
-            (None, true) => {
-                let samples = u64::from(self.key.chunk) * u64::from(self.key.lanes);
-                samples.div_ceil(u64::from(settings.global_batch)).min(self.steps())
-            }
-        };
-        let slots = open_steps + ahead.max(1) + LEASE_SLOTS;
-        let slot_bytes = self.layout.slot_bytes;
-        let needed = slots.saturating_mul(slot_bytes as u64);
-        let limit = settings.memory_limit_bytes.unwrap_or_else(|| memory_available_bytes() / 2);
-        let slots_fit = u32::try_from(slots).ok().filter(|_| needed <= limit);
-        let Some(slots) = slots_fit else {
-            return Err(Error::new(
-                ErrorKind::NoSpace,
-                format!(
-                    "the slab does not fit the memory limit: needed_bytes={needed} limit_bytes={limit} slots={slots} slot_bytes={slot_bytes} open_steps={open_steps} ahead_steps={ahead}"
-                ),
-            )
-            .with_hint("raise memory_limit_bytes, or lower the batch, chunk, pool or read_ahead_steps"));
-        };
-        let slab = Slab::create(Shape { slots, slot_bytes }).map_err(no_slab)?;
-        let slot_bytes = slab.shape().slot_bytes;
-        let layout = Arc::new(SlotLayout { slot_bytes, ..(*self.layout).clone() });
-        let (filler, taker) = slab.clone().split();
-        let waiter = filler.waiter();
-        let feed = Feed::new(filler, slots, layout.row_bytes, course, self.cursor)?;
-        let shared = Arc::new(Shared {
-            dataset: self.dataset.clone(),
-            layout,
-            feed,
-            waiter,
-            turn: Mutex::default(),
-            slab: Region::of_slab(&slab),
-            settings: settings.clone(),
-            unit_samples: if shuffle { self.key.chunk } else { in_order_samples },
-            reach: u64::from(self.key.chunk) * u64::from(self.key.pool),
-            counts: Counts::default(),
-            reported: AtomicBool::new(false),
-            notices: Mutex::default(),
-        });
-        let mut engine = Engine {
-            shared,
-            slab,
-            taker,
-            threads: Vec::new(),
-            generation: 0,
-            seq: 0,
-            at: self.cursor,
-            pending: None,
-            lease_limit: (u64::from(slots) - open_steps - 1) as u32,
-            slot_bytes,
-            held: Arc::default(),
-        };
-        engine.spawn(settings.threads())?;
-        Ok(engine)
-    }
-
     /// Ends the engine; what the trainer holds stays valid.
     fn stop(&mut self) {
-        let Some(engine) = self.engine.take() else { return };
+        let Some(runner) = self.runner.take() else { return };
         if self.pid != std::process::id() {
             // A forked child has none of the threads, and the slab's flags are its parent's.
-            std::mem::forget(engine);
+            std::mem::forget(runner);
             return;
         }
-        self.totals = engine.stats(self.totals);
-        self.notices.extend(engine.notices());
-        engine.stop();
+        self.totals = runner.stats(self.totals);
+        self.notices.extend(runner.notices());
+        runner.stop();
     }
 
     /// What a batch that does not come waits for, in words.
     pub fn late(&self) -> &'static str {
-        match &self.engine {
+        match &self.runner {
             None => "the engine was not started",
-            Some(engine) if engine.shared.feed.units_out() > 0 => "files are being read",
+            Some(runner) if runner.shared.feed.units_out() > 0 => "files are being read",
             Some(_) => "no slot is free to read into",
         }
     }
@@ -605,14 +389,14 @@ impl Loader {
 
     /// Running counts.
     pub fn stats(&self) -> Stats {
-        let stats = self.engine.as_ref().map_or(self.totals, |engine| engine.stats(self.totals));
+        let stats = self.runner.as_ref().map_or(self.totals, |runner| runner.stats(self.totals));
         Stats { bad_records: self.bad_records.len() as u64, ..stats }
     }
 
     /// Lines that the user should read once: how files are read, that batches overflow. Taken, not kept.
     pub fn take_notices(&mut self) -> Vec<String> {
         let mut notices = std::mem::take(&mut self.notices);
-        notices.extend(self.engine.iter().flat_map(Engine::notices));
+        notices.extend(self.runner.iter().flat_map(Runner::notices));
         notices
     }
 
@@ -658,140 +442,4 @@ fn check_bad_records(found: &BTreeMap<u64, String>, most: u64) -> Result<()> {
 
 fn not_iterating() -> Error {
     Error::new(ErrorKind::Closed, "the loader is not iterating, call iter() on it")
-}
-
-fn no_slab(error: SlabError) -> Error {
-    Error::new(ErrorKind::NoSpace, error.to_string())
-        .with_hint("lower the batch, chunk, pool or read_ahead_steps, or give this process more memory")
-        .with_source(error)
-}
-
-fn aligned(bytes: usize) -> usize {
-    bytes.next_multiple_of(COLUMN_ALIGN_BYTES)
-}
-
-/// Memory that this process may still take: the least of what the machine has available and its control groups allow.
-fn memory_available_bytes() -> u64 {
-    let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
-    });
-    let group = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
-    let group = group.and_then(|text| text.trim().parse::<u64>().ok());
-    machine.unwrap_or(u64::MAX).min(group.unwrap_or(u64::MAX))
-}
-
-impl Engine {
-    fn spawn(&mut self, threads: usize) -> Result<()> {
-        for number in 0..threads {
-            let shared = self.shared.clone();
-            let thread = std::thread::Builder::new().name(format!("forebay-read-{number}"));
-            match thread.spawn(move || run(&shared)) {
-                Ok(handle) => self.threads.push(handle),
-                Err(error) if number == 0 => return Err(Error::io("cannot start a reader thread", error)),
-                Err(error) => self.shared.notice(&format!("fewer reader threads than asked for: {error}")),
-            }
-        }
-        Ok(())
-    }
-
-    /// Goes on at `cursor`. What was read ahead is given back as it comes.
-    fn seek(&mut self, cursor: Cursor) {
-        if let Some(filled) = self.pending.take() {
-            drop(self.taker.lease(filled.slot));
-        }
-        self.generation = self.shared.feed.seek(cursor);
-        self.seq = 0;
-        self.at = cursor;
-        self.shared.waiter.wake();
-    }
-
-    /// The filled slot of the coming step, `None` if it is not there in time. It stays pending until [`Engine::advance`].
-    fn next(&mut self, wait: Duration, stall_ns: &mut u64) -> Result<Option<Filled>> {
-        let mut deadline = None;
-        loop {
-            let filled = match self.pending.or_else(|| self.taker.try_take()) {
-                Some(filled) => filled,
-                None => {
-                    let now = Instant::now();
-                    let end = *deadline.get_or_insert(now + wait);
-                    let taken = self.taker.wait_take(Some(end.saturating_duration_since(now)));
-                    *stall_ns += now.elapsed().as_nanos() as u64;
-                    match taken {
-                        SlabTaken::Filled(filled) => filled,
-                        SlabTaken::TimedOut => return Ok(None),
-                        SlabTaken::PeerDied | SlabTaken::Closed => {
-                            let failure = self.shared.feed.failure(self.seq);
-                            return Err(failure
-                                .map_or_else(|| Error::new(ErrorKind::Closed, "the loader is closed"), |f| f.error()));
-                        }
-                    }
-                }
-            };
-            if filled.generation != self.generation {
-                drop(self.taker.lease(filled.slot));
-                continue;
-            }
-            if filled.tag != self.seq {
-                return Err(Error::corrupt(format!(
-                    "slots came out of order: step={} expected={}",
-                    filled.tag, self.seq
-                )));
-            }
-            self.pending = Some(filled);
-            return Ok(Some(filled));
-        }
-    }
-
-    /// The pending slot was handed out; `at` is where training stands now.
-    fn advance(&mut self, at: Cursor) {
-        self.pending = None;
-        self.seq += 1;
-        self.at = at;
-    }
-
-    fn check_overflow(&self, bytes: u64, bytes_max: u64) -> Result<()> {
-        let held = self.held.load(Ordering::Relaxed);
-        if held + bytes <= bytes_max {
-            return Ok(());
-        }
-        Err(Error::new(
-            ErrorKind::NoSpace,
-            format!(
-                "the program holds more batches than there is memory for: slots_held={} overflow_bytes={held} overflow_bytes_max={bytes_max}",
-                self.taker.leased()
-            ),
-        )
-        .with_hint("let go of batches once they are used, or raise overflow_bytes"))
-    }
-
-    fn stats(&self, totals: Stats) -> Stats {
-        let counts = &self.shared.counts;
-        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        Stats {
-            overflow_bytes: self.held.load(Ordering::Relaxed),
-            leased_slots: u64::from(self.taker.leased()),
-            slots: u64::from(self.slab.shape().slots),
-            slab_bytes: self.slab.bytes() as u64,
-            reads: totals.reads + read(&counts.reads),
-            read_bytes: totals.read_bytes + read(&counts.read_bytes),
-            syscalls: totals.syscalls + read(&counts.syscalls),
-            units: totals.units + read(&counts.units),
-            checked_units: totals.checked_units + read(&counts.checked_units),
-            ..totals
-        }
-    }
-
-    fn notices(&self) -> Vec<String> {
-        std::mem::take(&mut *self.shared.notices.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
-    }
-
-    fn stop(mut self) {
-        self.shared.feed.stop();
-        self.shared.waiter.wake();
-        for thread in self.threads.drain(..) {
-            // A thread that panicked has nothing left to end.
-            let _ = thread.join();
-        }
-    }
 }

@@ -9,6 +9,8 @@
 //!     │                       │
 //! [pump]  one thread per reader: take a unit, submit, drain, publish, one wake-up
 //!     │
+//! [runner] the slab, the threads, the step that comes next
+//!     │                       │
 //! [batch]  a filled slot handed out: columns, mask, the lease that holds them
 //!     │
 //! [loader]  the cursor and its rules: iter, set_epoch, state, close
@@ -29,11 +31,16 @@ mod assemble;
 
 mod pump;
 
+mod runner;
+
 pub mod batch;
+
+pub mod stats;
 
 pub mod loader;
 
 pub use batch::{Batch, BatchColumn, Owner};
 pub use dataset::Dataset;
-pub use loader::{Loader, Stats, Step};
+pub use loader::{Loader, Step};
 pub use settings::{Checksum, OnBadRecord, Settings};
+pub use stats::Stats;

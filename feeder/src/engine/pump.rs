@@ -3,6 +3,7 @@
 //! Threads share the feed and nothing else. A thread ends when the loader closes; it never holds a slot then that the
 //! kernel may still write to, as it first takes back every read.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,7 +16,7 @@ use super::assemble::{Assembler, BadSample, JUNK_BYTES, Job, parse_token, place_
 use super::feed::{Failure, Feed, Incident, Take};
 use super::layout::SlotLayout;
 use super::settings::{Checksum, OnBadRecord, Settings};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::reader::{self, BlockReader, Done, Read, Region};
 
 /// How long a thread without work sleeps before it looks again, if nothing wakes it.
@@ -61,9 +62,12 @@ fn memory(bytes: usize) -> Result<Region> {
     Region::alloc(bytes).map_err(|error| Error::io(format!("cannot get memory for reading: bytes={bytes}"), error))
 }
 
-/// The body of a reader thread. An error ends the whole loader and is reported by its `next`.
+/// The body of a reader thread. An error or a panic ends the whole loader and is reported by its `next`.
 pub(super) fn run(shared: &Shared) {
-    let result = Pump::new(shared).and_then(|mut pump| pump.run());
+    let body = AssertUnwindSafe(|| Pump::new(shared).and_then(|mut pump| pump.run()));
+    let result = catch_unwind(body).unwrap_or_else(|_| {
+        Err(Error::new(ErrorKind::Io, "a reader thread panicked, which is a fault of forebay: the panic was printed"))
+    });
     if let Err(error) = result {
         shared.feed.fail_all(Failure::of(&error));
     }
@@ -146,7 +150,7 @@ impl<'a> Pump<'a> {
             }
             job.check = match self.shared.settings.checksum {
                 Checksum::Always => true,
-                Checksum::Sampled => self.units % Checksum::SAMPLE == 0,
+                Checksum::Sampled => self.units.is_multiple_of(Checksum::SAMPLE),
                 Checksum::Off => false,
             };
             self.units += 1;

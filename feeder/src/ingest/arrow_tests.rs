@@ -2,16 +2,19 @@
 
 use std::sync::Arc;
 
-use arrow_array::builder::{FixedSizeBinaryBuilder, ListBuilder, UInt8Builder};
-use arrow_array::types::Float32Type;
+use arrow_array::builder::{
+    FixedSizeBinaryBuilder, Int32Builder, ListBuilder, MapBuilder, StringBuilder, UInt8Builder,
+};
+use arrow_array::types::{Float32Type, Int32Type};
 use arrow_array::{
-    Array, ArrayRef, BooleanArray, FixedSizeListArray, Float32Array, Int32Array, Int64Array, LargeListArray, ListArray,
-    RecordBatch, StringArray, TimestampMicrosecondArray, UInt16Array,
+    Array, ArrayRef, BooleanArray, Decimal128Array, DictionaryArray, FixedSizeListArray, Float32Array, Int32Array,
+    Int64Array, LargeListArray, ListArray, NullArray, RecordBatch, RunArray, StringArray, StringViewArray, StructArray,
+    TimestampMicrosecondArray, UInt16Array, UnionArray,
 };
 use arrow_buffer::{Buffer, OffsetBuffer};
 use arrow_ipc::CompressionType;
 use arrow_ipc::writer::{FileWriter, IpcWriteOptions, StreamWriter};
-use arrow_schema::{DataType, Field};
+use arrow_schema::{DataType, Field, UnionFields};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_writer::ArrowWriterOptions;
 use parquet::basic::{Compression, ZstdLevel};
@@ -274,5 +277,68 @@ fn parts_of_any_size_follow_each_other() {
         }
         assert_eq!(at, 50, "{form:?}");
         assert!(decoder.next(1).unwrap().is_none());
+    }
+}
+
+/// Columns of every kind that arrow has beside those that topics hold, between two that they do.
+fn many_kinds() -> RecordBatch {
+    let strings = || StringArray::from(vec!["a", "bb", "a long one, not inline"]);
+    let ints = || Arc::new(Int32Array::from(vec![1, 2, 3])) as ArrayRef;
+    let item = |kind| Arc::new(Field::new("item", kind, true));
+    let pair = StructArray::from(vec![
+        (Arc::new(Field::new("x", DataType::Int32, true)), ints()),
+        (Arc::new(Field::new("y", DataType::Utf8, true)), Arc::new(strings()) as ArrayRef),
+    ]);
+    let mut map = MapBuilder::new(None, StringBuilder::new(), Int32Builder::new());
+    (0..3).for_each(|n| {
+        map.keys().append_value("k");
+        map.values().append_value(n);
+        map.append(true).unwrap();
+    });
+    let fields =
+        UnionFields::from_fields(vec![Field::new("i", DataType::Int32, true), Field::new("s", DataType::Utf8, true)]);
+    let children = || vec![ints(), Arc::new(strings()) as ArrayRef];
+    let sparse = UnionArray::try_new(fields.clone(), vec![0i8, 1, 0].into(), None, children()).unwrap();
+    let dense = UnionArray::try_new(fields, vec![0i8, 1, 0].into(), Some(vec![0, 0, 1].into()), children()).unwrap();
+    let runs = RunArray::<Int32Type>::try_new(&Int32Array::from(vec![2, 3]), &Int32Array::from(vec![7, 8])).unwrap();
+    let keys = Int32Array::from(vec![0, 1, 0]);
+    let words = DictionaryArray::<Int32Type>::new(keys, Arc::new(StringArray::from(vec!["p", "q"])));
+    let offsets = || OffsetBuffer::from_lengths([1, 1, 1]);
+    let views = StringViewArray::from_iter_values(["a", "a text that does not fit into its view", "b"]);
+    RecordBatch::try_from_iter_with_nullable([
+        ("first", Arc::new(Int64Array::from(vec![10, 11, 12])) as ArrayRef, false),
+        ("null", Arc::new(NullArray::new(3)), true),
+        ("struct", Arc::new(pair), true),
+        ("map", Arc::new(map.finish()), true),
+        ("words", Arc::new(words), true),
+        ("texts", Arc::new(ListArray::new(item(DataType::Utf8), offsets(), Arc::new(strings()), None)), true),
+        ("views", Arc::new(views), true),
+        ("sparse", Arc::new(sparse), true),
+        ("dense", Arc::new(dense), true),
+        ("runs", Arc::new(runs), true),
+        ("decimal", Arc::new(Decimal128Array::from(vec![1, 2, 3])), true),
+        ("list", Arc::new(ListArray::new(item(DataType::Int32), offsets(), ints(), None)), true),
+        ("last", Arc::new(UInt16Array::from(vec![7, 8, 9])), false),
+    ])
+    .unwrap()
+}
+
+#[test]
+fn columns_of_any_kind_are_passed_over() {
+    let batch = many_kinds();
+    let schema = Arc::new(Schema::parse("last:uint16, list:int32[1], first:int64").unwrap());
+    let columns = vec![
+        Buffer::from_vec([7u16, 8, 9].into_iter().flat_map(u16::to_le_bytes).collect::<Vec<u8>>()),
+        Buffer::from_vec([1i32, 2, 3].into_iter().flat_map(i32::to_le_bytes).collect::<Vec<u8>>()),
+        Buffer::from_vec([10i64, 11, 12].into_iter().flat_map(i64::to_le_bytes).collect::<Vec<u8>>()),
+    ];
+    let expected = Rows::new(schema.clone(), 3, columns).unwrap();
+    for form in &FORMS[2..] {
+        let file = file("x.bin", &bytes_of(*form, &batch, 3));
+        assert_reads(&file.path, &given(&schema.to_string()), &expected);
+        for column in ["null", "struct", "map", "words", "texts", "views", "sparse", "dense", "runs", "decimal"] {
+            let error = read_all(&file.path, &super::fixtures::columns(column), 1).unwrap_err();
+            assert!(error.to_string().contains("topics do not hold"), "{column}: {error}");
+        }
     }
 }

@@ -15,7 +15,8 @@ pub(super) struct OneFile {
 }
 
 pub(super) fn file(name: &str, bytes: &[u8]) -> OneFile {
-    let dir = tempfile::tempdir().unwrap();
+    // In memory where that is possible: hostile tests write thousands of files.
+    let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let path = dir.path().join(name);
     std::fs::write(&path, bytes).unwrap();
     OneFile { path, _dir: dir }

@@ -58,8 +58,15 @@ fn sound() -> Vec<(&'static str, Vec<u8>)> {
 
 /// Reads as much as there is; gives the rows, or the error's text.
 fn outcome(bytes: &[u8]) -> Result<usize, String> {
-    let file = file("x.bin", bytes);
-    let rows = open(&file.path, &Given::default()).and_then(|mut decoder| {
+    thread_local!(static FILE: super::fixtures::OneFile = file("x.bin", b""));
+    FILE.with(|file| {
+        std::fs::write(&file.path, bytes).unwrap();
+        outcome_of(&file.path)
+    })
+}
+
+fn outcome_of(path: &std::path::Path) -> Result<usize, String> {
+    let rows = open(path, &Given::default()).and_then(|mut decoder| {
         let rows = rest(decoder.as_mut(), 16)?;
         assert_eq!(decoder.rows_total(), Some(rows.count() as u64));
         Ok(rows.count())
@@ -82,7 +89,7 @@ fn sound_files_are_read() {
 fn every_truncation_is_an_error() {
     for (kind, bytes) in sound() {
         // Every place near both ends, and a share of those between.
-        for cut in (0..bytes.len()).filter(|at| *at < 64 || at % 23 == 0 || bytes.len() - at < 64) {
+        for cut in (0..bytes.len()).filter(|at| *at < 64 || at % 37 == 0 || bytes.len() - at < 64) {
             assert!(outcome(&bytes[..cut]).is_err(), "{kind} cut at {cut} of {}", bytes.len());
         }
     }

@@ -17,6 +17,7 @@ mod arrow_type;
 mod cast;
 mod choose;
 mod ipc;
+mod ipc_buffers;
 mod ipc_layout;
 mod npy;
 mod npy_header;

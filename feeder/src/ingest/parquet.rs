@@ -253,3 +253,17 @@ impl From<arrow_schema::ArrowError> for ReaderError {
         Self(error.into())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn panics_become_errors() {
+        let error = contained::<()>(Path::new("x.parquet"), || panic!("index {} out\nof range", 7)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        assert_eq!(error.to_string(), "the parquet file is damaged, index 7 out of range: path=x.parquet");
+        assert_eq!(contained(Path::new("x"), || Ok(3)).unwrap(), 3);
+    }
+}

@@ -20,6 +20,9 @@ use crate::schema::Schema;
 
 /// Rows of about so many bytes are appended at once.
 const APPEND_BYTES: usize = 8 << 20;
+/// A partition that got so many bytes in one ingest is sealed at its end: readers then find its blocks in the footer
+/// rather than by walking them. After less it stays open, so that many small ingests do not make many small segments.
+const SEAL_BYTES: u64 = 32 << 20;
 /// Appends that a decoder may be ahead of the log.
 const AHEAD: usize = 2;
 
@@ -202,6 +205,7 @@ impl<'a> Runner<'a> {
         self.progress.report(Event::Begin { stage: Stage::Write, bytes: bytes_of(plan, todo) });
         // Whole files go to where least is, or will be; begun ones stay where they are.
         let mut load: Vec<u64> = writers.iter().map(Writer::end).collect();
+        let mut written_bytes = vec![0; writers.len()];
         for todo in todo {
             let file = &plan.files()[todo.file];
             let partition = todo.partition.unwrap_or_else(|| {
@@ -211,7 +215,12 @@ impl<'a> Runner<'a> {
             let rows = self.write_file(plan, file, todo.from, &writers[partition])?;
             load[partition] += rows;
             summary.rows += rows;
-            summary.bytes += rows * plan.schema().row_bytes() as u64;
+            let bytes = rows * plan.schema().row_bytes() as u64;
+            written_bytes[partition] += bytes;
+            summary.bytes += bytes;
+        }
+        for (writer, _) in writers.iter().zip(written_bytes).filter(|(_, bytes)| *bytes >= SEAL_BYTES) {
+            writer.seal()?;
         }
         self.progress.report(Event::End);
         Ok(())

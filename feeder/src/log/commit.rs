@@ -23,6 +23,8 @@ use crate::schema::Schema;
 
 /// Most buffers of one write; the kernel's limit.
 const IOVECS_MAX: usize = 1024;
+/// Most sources whose rows one partition knows: their list is part of every footer.
+pub(super) const ORIGINS_MAX: usize = 1 << 20;
 static ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 
 /// One append that waits for its group.
@@ -67,6 +69,10 @@ pub(super) fn place(
                         "rows of a source must follow those stored, some are missing: source={source:032x} first={first} stored={next}"
                     ))
                 })?;
+                if next == 0 && origins.len() + changed.len() >= ORIGINS_MAX {
+                    return Err(Error::invalid(format!("a partition knows at most {ORIGINS_MAX} sources: source={source:032x}"))
+                        .with_hint("append without a source, or use more partitions"));
+                }
                 changed.insert(source, next.max(after));
                 (next - first).min(count)
             }

@@ -6,12 +6,12 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::Identity;
 use super::commit::{NotWritten, Pending, Target, Written, place};
-use super::files::{self, Hint};
+use super::files::Hint;
 use super::footer::Footer;
 use super::recover::{Active, Place};
 use super::seal::Sealing;
@@ -19,6 +19,8 @@ use super::writer::Fsync;
 use crate::error::{Error, ErrorKind, Result};
 use crate::schema::Schema;
 
+/// Blocks at which a segment is sealed whatever its size.
+const BLOCKS_MAX: usize = 1 << 20;
 /// The next step after a failure that poisons.
 const REOPEN: &str = "close the topic's writer and open it again, it then reads what is stored";
 
@@ -97,7 +99,8 @@ impl Core {
             policy => self.sync_if_due(policy, now_ms)?,
         }
         self.origins.extend(changed);
-        if self.active.as_ref().is_some_and(|active| active.file_end >= setup.segment_bytes) {
+        let full = |active: &Active| active.file_end >= setup.segment_bytes || active.blocks.len() >= BLOCKS_MAX;
+        if self.active.as_ref().is_some_and(full) {
             // The group is stored whatever becomes of this; a failure that matters stops the next append.
             let _ = self.seal(setup);
         }
@@ -191,37 +194,24 @@ impl Core {
                 origins,
             },
         };
-        let gathered = match sealing.wants_gathering() {
-            false => false,
+        // A footer in place needs less room and reads nothing, so it is the way out when gathering fails.
+        let sealed = match sealing.wants_gathering() {
             true => match sealing.gathered() {
-                // Before it has its name the new file counts for nothing, and the footer in place needs less room.
-                Err(_) if !files::sealed_path(&setup.dir, active.base).exists() => false,
-                Err(error) => return Err(self.poison(error)),
-                Ok(()) => true,
+                Err(NotWritten::Cleanly(_)) => sealing.in_place(),
+                gathered => gathered,
             },
+            false => sealing.in_place(),
         };
-        if !gathered {
-            let sealed = sealing.in_place();
-            let file_end = sealing.file_end;
-            if let Err(error) = sealed {
-                return Err(self.take_back(&setup.dir, file_end, error));
-            }
+        match sealed {
+            Ok(()) => {}
+            Err(NotWritten::Cleanly(error)) => return Err(error),
+            Err(NotWritten::Poisoned(error)) => return Err(self.poison(error)),
         }
         self.active = None;
         self.dirty_since_ms = None;
         // Without room for a new segment the next append tries again.
         let _ = self.ensure_active(setup);
         Ok(())
-    }
-
-    /// After a failed sealing: the segment goes on as the active one if it is certain that it still is.
-    fn take_back(&mut self, dir: &Path, file_end: u64, error: Error) -> Error {
-        let Some(active) = &self.active else { return error };
-        let still = files::open_path(dir, active.base).exists() && !files::sealed_path(dir, active.base).exists();
-        match still && error.kind() == ErrorKind::NoSpace && active.file.set_len(file_end).is_ok() {
-            true => error,
-            false => self.poison(error),
-        }
     }
 }
 

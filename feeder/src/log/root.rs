@@ -134,9 +134,10 @@ impl Root {
             return Err(busy("a reader holds a guard on it"));
         }
         let mut locks = Vec::new();
-        for partition in fs::read_dir(&dir).map_err(failed)?.flatten() {
-            let path = partition.path().join(LOCK_NAME);
-            if path.exists() {
+        for entry in fs::read_dir(&dir).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let path = entry.path().join(LOCK_NAME);
+            if entry.file_name() != GUARDS_DIR && path.exists() {
                 let lock = files::lock_file(&path).and_then(files::try_lock).map_err(failed)?;
                 locks.push(lock.ok_or_else(|| busy("somebody writes it"))?);
             }

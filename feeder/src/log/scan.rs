@@ -64,45 +64,44 @@ impl Scan {
     /// Goes on from the last whole group to the end of the file. `each` sees the headers of the blocks kept, in order.
     /// Only failed reads are errors.
     pub(super) fn advance(&mut self, walk: &Walk<'_>, mut each: impl FnMut(&Header)) -> std::io::Result<()> {
-        let synced = walk.durable_bytes(self.good)?.max(self.synced);
-        self.synced = synced.min(walk.len);
+        let headers = walk.headers(self.good)?;
+        // The most that any header, or the hint, says of durable bytes.
+        let said = headers.iter().map(|header| header.meta.synced.min(header.meta.at)).chain([walk.hint.synced]);
+        self.synced = said.max().unwrap_or(0).max(self.synced).min(walk.len);
         self.torn_rows = 0;
         let (mut at, mut expected) = (self.good, self.end);
-        let mut group: Vec<Header> = Vec::new();
+        let mut group: Vec<&Header> = Vec::new();
+        let mut coming = headers.iter().peekable();
         while at < walk.len {
-            let why = match walk.header(at)? {
-                Ok(header) if header.meta.base == expected => {
+            let why = match coming.next_if(|header| header.meta.at == at) {
+                // With a higher offset: rows were lost with the end of the file, and writing went on after them.
+                Some(header) if header.meta.base == expected || header.meta.base > expected && group.is_empty() => {
+                    if header.meta.base > expected {
+                        self.lose(at, expected..header.meta.base, CUT_SHORT);
+                    }
                     at = header.block.file_end(walk.schema);
                     expected = header.block.end();
-                    let last = header.meta.left == 0;
                     group.push(header);
-                    if last && !self.take_group(walk, &mut group, &mut each)? {
+                    if header.meta.left == 0 && !self.take_group(walk, &mut group, &mut each)? {
                         return Ok(());
                     }
                     continue;
                 }
-                // Rows were lost with the end of the file, and writing went on after them.
-                Ok(header) if header.meta.base > expected && group.is_empty() => {
-                    self.lose(at, expected..header.meta.base, CUT_SHORT);
-                    expected = header.meta.base;
-                    continue;
-                }
-                Ok(_) => "the block's offset does not follow",
-                Err(why) => why,
+                Some(_) => "the block's offset does not follow",
+                None => walk.header(at)?.err().unwrap_or("the block appeared just now"),
             };
-            match self.after_hole(walk, at, expected)? {
-                Some((next_at, next_offset)) => {
-                    // What is durable was acknowledged with its whole group, so blocks before the hole are good.
-                    group.drain(..).for_each(|header| self.take(&header, walk, &mut each));
-                    self.lose(at, expected..next_offset, why);
-                    (at, expected) = (next_at, next_offset);
-                    self.good = at;
-                }
-                None => break,
-            }
+            while coming.next_if(|header| header.meta.base <= expected).is_some() {}
+            let Some((next_at, next_offset)) = self.after_hole(walk, at, expected, coming.peek().copied()) else {
+                break;
+            };
+            // What is durable was acknowledged with its whole group, so blocks before the hole are good.
+            group.drain(..).for_each(|header| self.take(header, walk, &mut each));
+            self.lose(at, expected..next_offset, why);
+            (at, expected) = (next_at, next_offset);
+            self.good = at;
         }
-        if walk.hint.synced > walk.len && walk.hint.end > expected {
-            group.drain(..).for_each(|header| self.take(&header, walk, &mut each));
+        if walk.hint.end > expected {
+            group.drain(..).for_each(|header| self.take(header, walk, &mut each));
             self.lose(self.good, expected..walk.hint.end, CUT_SHORT);
         }
         self.torn_rows += group.iter().map(|header| u64::from(header.meta.rows)).sum::<u64>();
@@ -118,7 +117,7 @@ impl Scan {
     fn take_group(
         &mut self,
         walk: &Walk<'_>,
-        group: &mut Vec<Header>,
+        group: &mut Vec<&Header>,
         each: &mut impl FnMut(&Header),
     ) -> std::io::Result<bool> {
         for header in group.iter() {
@@ -133,7 +132,7 @@ impl Scan {
                 }
             }
         }
-        group.drain(..).for_each(|header| self.take(&header, walk, each));
+        group.drain(..).for_each(|header| self.take(header, walk, each));
         Ok(true)
     }
 
@@ -145,15 +144,13 @@ impl Scan {
     }
 
     /// If the bytes at `at` were durable, where reading can go on: file position and offset. `None` for a torn tail.
-    fn after_hole(&self, walk: &Walk<'_>, at: u64, expected: u64) -> std::io::Result<Option<(u64, u64)>> {
+    fn after_hole(&self, walk: &Walk<'_>, at: u64, expected: u64, next: Option<&Header>) -> Option<(u64, u64)> {
         if at >= self.synced {
-            return Ok(None);
+            return None;
         }
-        if let Some(next) = walk.next_header(at + PAGE_BYTES, |header| header.meta.base > expected)? {
-            return Ok(Some((next.block.header, next.meta.base)));
-        }
-        let known = walk.hint.synced > at && walk.hint.synced <= walk.len && walk.hint.end > expected;
-        Ok(known.then_some((walk.hint.synced, walk.hint.end)))
+        let hint = walk.hint;
+        let known = hint.synced > at && hint.synced <= walk.len && hint.end > expected;
+        next.map(|next| (next.meta.at, next.meta.base)).or(known.then_some((hint.synced, hint.end)))
     }
 }
 
@@ -167,25 +164,18 @@ impl Walk<'_> {
         }
     }
 
-    /// The first header from `at` on that fits, looking at every page border that is not inside a good block.
-    fn next_header(&self, mut at: u64, fits: impl Fn(&Header) -> bool) -> std::io::Result<Option<Header>> {
+    /// All good headers from `at` on, looking at every page border that is not inside a good block.
+    fn headers(&self, mut at: u64) -> std::io::Result<Vec<Header>> {
+        let mut headers = Vec::new();
         while at < self.len {
             match self.header(at)? {
-                Ok(header) if fits(&header) => return Ok(Some(header)),
-                Ok(header) => at = header.block.file_end(self.schema),
+                Ok(header) => {
+                    at = header.block.file_end(self.schema);
+                    headers.push(header);
+                }
                 Err(_) => at += PAGE_BYTES,
             }
         }
-        Ok(None)
-    }
-
-    /// The most that any header from `at` on, or the hint, says of durable bytes.
-    fn durable_bytes(&self, mut at: u64) -> std::io::Result<u64> {
-        let mut synced = self.hint.synced.min(self.len);
-        while let Some(header) = self.next_header(at, |_| true)? {
-            synced = synced.max(header.meta.synced.min(header.meta.at));
-            at = header.block.file_end(self.schema);
-        }
-        Ok(synced)
+        Ok(headers)
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::Identity;
 use super::block::{self, BlockMeta, BlockRef, Header, RUNS_MAX, Run};
-use super::commit::{add_run, write_all_at};
+use super::commit::{NotWritten, add_run, write_all_at};
 use super::files;
 use super::footer::{self, Footer};
 use super::frame;
@@ -48,32 +48,40 @@ impl Sealing<'_> {
     }
 
     /// Adds the footer to the active file and gives it its sealed name.
-    pub(super) fn in_place(&self) -> Result<()> {
+    pub(super) fn in_place(&self) -> Result<(), NotWritten> {
         let open = files::open_path(self.dir, self.footer.base);
-        let bytes = self.footer_bytes(&self.footer)?;
         let failed = |error| Error::io(format!("cannot seal segment: path={}", open.display()), error);
-        write_all_at(self.file, &mut [IoSlice::new(&bytes)], self.file_end).map_err(failed)?;
-        self.file.sync_all().map_err(failed)?;
-        fs::rename(&open, files::sealed_path(self.dir, self.footer.base)).map_err(failed)?;
-        files::sync_dir(self.dir)
+        let bytes = self.footer_bytes(&self.footer).map_err(NotWritten::Cleanly)?;
+        let cut_back = |error: Error| match self.file.set_len(self.file_end) {
+            Ok(()) => NotWritten::Cleanly(error),
+            Err(error) => NotWritten::Poisoned(failed(error)),
+        };
+        write_all_at(self.file, &mut [IoSlice::new(&bytes)], self.file_end).map_err(|error| cut_back(failed(error)))?;
+        self.file.sync_all().map_err(|error| NotWritten::Poisoned(failed(error)))?;
+        let sealed = files::sealed_path(self.dir, self.footer.base);
+        fs::rename(&open, sealed).map_err(|error| cut_back(failed(error)))?;
+        files::sync_dir(self.dir).map_err(NotWritten::Poisoned)
     }
 
     /// Writes the rows as full blocks to a new file and puts that in the active one's place.
-    pub(super) fn gathered(&self) -> Result<()> {
+    pub(super) fn gathered(&self) -> Result<(), NotWritten> {
         let sealed = files::sealed_path(self.dir, self.footer.base);
         let beside = files::unfinished(&sealed);
         let failed = |error| Error::io(format!("cannot seal segment: path={}", beside.display()), error);
-        let file = File::create(&beside).map_err(failed)?;
-        let written = self.rewrite(&file, &beside).and_then(|()| {
+        let write = || {
+            let file = File::create(&beside).map_err(failed)?;
+            self.rewrite(&file, &beside)?;
             file.sync_all().map_err(failed)?;
-            fs::rename(&beside, &sealed).map_err(failed)?;
-            files::sync_dir(self.dir)
-        });
-        if written.is_err() {
+            fs::rename(&beside, &sealed).map_err(failed)
+        };
+        if let Err(error) = write() {
             let _ = fs::remove_file(&beside);
-            return written;
+            return Err(NotWritten::Cleanly(error));
         }
-        files::remove(&files::open_path(self.dir, self.footer.base))
+        files::sync_dir(self.dir).map_err(NotWritten::Poisoned)?;
+        // Beside its sealed form it counts for nothing; the next writer removes it if this fails.
+        let _ = files::remove(&files::open_path(self.dir, self.footer.base));
+        Ok(())
     }
 
     fn footer_bytes(&self, footer: &Footer) -> Result<Vec<u8>> {

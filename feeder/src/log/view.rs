@@ -155,6 +155,26 @@ impl SegmentView {
         }
     }
 
+    pub(super) fn active(
+        path: PathBuf,
+        schema: &Arc<Schema>,
+        identity: Identity,
+        base: u64,
+        file: File,
+        scan: &Scan,
+    ) -> Self {
+        let index = Index { blocks: scan.blocks.as_slice().into(), holes: scan.holes.clone(), time_ms: None };
+        Self {
+            partition: identity.partition,
+            base,
+            end: scan.end,
+            path,
+            schema: schema.clone(),
+            identity,
+            content: Content::Active(Arc::new(file), index),
+        }
+    }
+
     /// Whether the segment is sealed: its file is whole and never changes again.
     pub fn is_sealed(&self) -> bool {
         matches!(self.content, Content::Sealed(_))
@@ -198,6 +218,15 @@ impl SegmentView {
     /// The checksums of a block, from its header, which is verified.
     pub fn sums(&self, block: &BlockRef) -> Result<BlockSums> {
         Ok(self.header(&*self.file()?, block)?.sums)
+    }
+
+    /// The checksums of a block, from the bytes of its header (`block.header..block.body` of the file), which are verified.
+    pub fn sums_in(&self, block: &BlockRef, header: &[u8]) -> Result<BlockSums> {
+        match block::decode(&self.schema, &self.identity, block.header, header) {
+            Ok(header) if header.block == *block => Ok(header.sums),
+            Ok(_) => Err(self.corrupt(block, "the header is that of another block")),
+            Err(why) => Err(self.corrupt(block, why)),
+        }
     }
 
     /// Reads the rows of a block and verifies them.
@@ -368,13 +397,11 @@ pub(super) fn look_at_active(
         make_durable(&file).map_err(failed)?;
         scan.synced = scan.good;
     }
-    let index = Index { blocks: scan.blocks.as_slice().into(), holes: scan.holes.clone(), time_ms: None };
-    let end = scan.end;
+    let segment = SegmentView::active(path, schema, identity, base, file, &scan);
     if scan.holes.is_empty() {
         *seen = Some(Seen { base, inode: about.ino(), scan });
     }
-    let content = Content::Active(Arc::new(file), index);
-    Ok(Some(SegmentView { partition: identity.partition, base, end, path, schema: schema.clone(), identity, content }))
+    Ok(Some(segment))
 }
 
 /// Syncs a file that is open for reading; where the file system cannot, its rows are as durable as they get.

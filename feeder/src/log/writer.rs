@@ -351,3 +351,91 @@ fn spawn_syncer(shared: Arc<Shared>, ms: u64) -> Result<JoinHandle<()>> {
         .spawn(work)
         .map_err(|error| Error::io("cannot start the thread that syncs", error))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::super::tests::support::{Clock, Place, assert_numbered, policy, rows, small};
+    use super::*;
+
+    fn swap_file(writer: &Writer, path: &str) {
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        writer.shared.core().active.as_mut().unwrap().file = file;
+    }
+
+    #[test]
+    fn after_a_failure_that_leaves_doubt_everything_is_refused_until_reopened() {
+        // Writes fail and cannot be cut back; syncs fail.
+        for (device, kind, text) in [
+            ("/dev/full", ErrorKind::Io, "could not be cut off"),
+            ("/dev/null", ErrorKind::Io, "may or may not be stored"),
+        ] {
+            let place = Place::new("x:int64", &small(64, u64::MAX));
+            let schema = place.topic.schema().clone();
+            let writer = place.topic.writer(0, policy(Fsync::Always)).unwrap();
+            writer.append(&rows(&schema, 0..5)).unwrap();
+            swap_file(&writer, device);
+            let error = writer.append(&rows(&schema, 5..7)).unwrap_err();
+            assert_eq!(error.kind(), kind, "{}", error.report());
+            assert!(
+                error.report().contains(text) && error.hint().unwrap().contains("open it again"),
+                "{}",
+                error.report()
+            );
+            for refused in
+                [writer.append(&rows(&schema, 5..7)).map(drop), writer.sync(), writer.seal(), writer.maintain()]
+            {
+                assert!(refused.unwrap_err().report().contains("stopped after a failure"));
+            }
+            assert!(writer.close().is_err());
+            let writer = place.topic.writer(0, policy(Fsync::Always)).unwrap();
+            assert_eq!(writer.append(&rows(&schema, 5..7)).unwrap(), 5..7);
+            assert_eq!(assert_numbered(&place.topic, 0), 7);
+        }
+    }
+
+    #[test]
+    fn rows_become_durable_when_the_policy_says() {
+        let synced = |place: &Place| Hint::read(&place.topic.dir().join("p0000"), 0).end;
+        let (place, clock) = (Place::new("x:int64", &small(64, u64::MAX)), Clock::default());
+        let schema = place.topic.schema().clone();
+        // So long that the background never comes in between.
+        let writer = place.topic.writer(0, clock.options(Fsync::Interval { ms: 1 << 40 })).unwrap();
+        writer.append(&rows(&schema, 0..3)).unwrap();
+        assert_eq!(synced(&place), 0);
+        clock.set(1 << 40);
+        writer.append(&rows(&schema, 3..5)).unwrap();
+        assert_eq!(synced(&place), 5);
+        writer.append(&rows(&schema, 5..6)).unwrap();
+        clock.set((1 << 41) - 1);
+        writer.maintain().unwrap();
+        assert_eq!(synced(&place), 5);
+        clock.set(1 << 41);
+        writer.maintain().unwrap();
+        assert_eq!(synced(&place), 6);
+        writer.append(&rows(&schema, 6..7)).unwrap();
+        writer.close().unwrap();
+        assert_eq!(synced(&place), 7);
+
+        let writer = place.topic.writer(0, policy(Fsync::Never)).unwrap();
+        writer.append(&rows(&schema, 7..8)).unwrap();
+        assert_eq!(synced(&place), 7);
+        writer.sync().unwrap();
+        assert_eq!(synced(&place), 8);
+        drop(writer);
+
+        // The background's own turn: it needs no append.
+        let writer = place.topic.writer(0, policy(Fsync::Interval { ms: 1 })).unwrap();
+        writer.append(&rows(&schema, 8..9)).unwrap();
+        let mut queue = writer.shared.queue();
+        for _ in 0..1000 {
+            if synced(&place) == 9 {
+                break;
+            }
+            queue = writer.shared.turn.wait_timeout(queue, Duration::from_millis(5)).unwrap().0;
+        }
+        drop(queue);
+        assert_eq!(synced(&place), 9);
+    }
+}

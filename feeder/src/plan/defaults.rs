@@ -8,7 +8,7 @@
 //! more would only keep more steps open. Last, c shrinks by up to a half where that leaves fewer samples over: the shorter
 //! chunks come last, all from one stretch of the topic.
 
-use super::{PLAN_VERSION, PlanKey};
+use super::{LANES_MAX, PLAN_VERSION, PlanKey, WINDOW_SAMPLES_MAX};
 
 /// L, unless there are more ranks or very few samples.
 pub const LANES: u32 = 64;
@@ -26,7 +26,7 @@ const LEFT_OVER_PART: u64 = 64;
 /// The key of a new job over `total` samples of `row_bytes` each, first trained on by `world` ranks.
 pub fn default_key(row_bytes: u64, total: u64, world: u32, shuffle: bool, seed: u64) -> PlanKey {
     let few = u32::try_from(total / LANE_CHUNKS_MIN).unwrap_or(u32::MAX).max(1);
-    let lanes = LANES.max(world).min(few);
+    let lanes = LANES.max(world).min(few).min(LANES_MAX);
     let chunk = chunk_samples(CHUNK_BYTES, row_bytes, total, lanes);
     PlanKey { version: PLAN_VERSION, shuffle, seed, lanes, chunk, pool: POOL_CHUNKS }
 }
@@ -37,7 +37,8 @@ pub fn chunk_samples(chunk_bytes: u64, row_bytes: u64, total: u64, lanes: u32) -
     let lanes = u64::from(lanes.max(1));
     let by_bytes = chunk_bytes / row_bytes.max(1);
     let by_mixing = total / (lanes * LANE_CHUNKS_MIN);
-    let most = by_bytes.min(by_mixing).clamp(1, CHUNK_SAMPLES_MAX);
+    let by_memory = CHUNK_SAMPLES_MAX.min(WINDOW_SAMPLES_MAX / (lanes * u64::from(POOL_CHUNKS)));
+    let most = by_bytes.min(by_mixing).min(by_memory).max(1);
     let left_over = |chunk: &u64| total % (lanes * chunk);
     let candidates = || (most / 2 + 1..=most).rev();
     let chunk = candidates()

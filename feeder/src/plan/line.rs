@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::permute::{ChunkOrder, mix, shuffle};
 use super::step::Share;
-use super::{LINE_SAMPLES_MAX, PLAN_VERSION, PlanError, PlanKey, WINDOW_SAMPLES_MAX};
+use super::{LANES_MAX, LINE_SAMPLES_MAX, PLAN_VERSION, PlanError, PlanKey, WINDOW_SAMPLES_MAX};
 
 /// What a key is for: keeps the keys of pools, chunk orders and leftovers' places apart.
 const POOL_KEY: u64 = 1;
@@ -44,9 +44,12 @@ impl Line {
         if lanes == 0 || chunk == 0 || pool == 0 {
             return Err(PlanError::Empty { lanes, chunk, pool });
         }
-        let window = u128::from(lanes) * u128::from(chunk) * u128::from(pool);
-        if window > u128::from(WINDOW_SAMPLES_MAX) {
-            return Err(PlanError::TooWide { lanes, chunk, pool });
+        if lanes > LANES_MAX {
+            return Err(PlanError::Lanes { lanes });
+        }
+        let samples = u128::from(lanes) * u128::from(chunk) * u128::from(pool);
+        if samples > u128::from(WINDOW_SAMPLES_MAX) {
+            return Err(PlanError::TooWide { samples });
         }
         if let Some(before) = ends.windows(2).position(|pair| pair[1] < pair[0]) {
             return Err(PlanError::Ends { span: before + 1 });

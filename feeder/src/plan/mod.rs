@@ -43,8 +43,10 @@ use crate::error::{Error, ErrorKind};
 pub const PLAN_VERSION: u32 = 1;
 /// Most samples on a line.
 pub const LINE_SAMPLES_MAX: u64 = i64::MAX as u64;
-/// Most samples in the open pools of all lanes together, L*G*c: far beyond what memory holds.
-pub const WINDOW_SAMPLES_MAX: u64 = 1 << 31;
+/// Most lanes.
+pub const LANES_MAX: u32 = 1 << 20;
+/// Most samples in the open pools of all lanes together, L*G*c; a schedule may need 8 bytes for each.
+pub const WINDOW_SAMPLES_MAX: u64 = 1 << 28;
 
 /// Why there is no such plan.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -54,10 +56,10 @@ pub enum PlanError {
     Version { found: u32 },
     #[error("lanes, chunk and pool are at least 1: lanes={lanes} chunk={chunk} pool={pool}")]
     Empty { lanes: u32, chunk: u32, pool: u32 },
-    #[error(
-        "lanes * chunk * pool is too large: lanes={lanes} chunk={chunk} pool={pool} samples_max={WINDOW_SAMPLES_MAX}"
-    )]
-    TooWide { lanes: u32, chunk: u32, pool: u32 },
+    #[error("too many lanes: lanes={lanes} lanes_max={LANES_MAX}")]
+    Lanes { lanes: u32 },
+    #[error("the pools of all lanes are too large: samples={samples} samples_max={WINDOW_SAMPLES_MAX}")]
+    TooWide { samples: u128 },
     #[error("the spans' ends do not grow: span={span}")]
     Ends { span: usize },
     #[error("the line is too long: samples={samples} samples_max={LINE_SAMPLES_MAX}")]

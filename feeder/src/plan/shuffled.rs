@@ -301,10 +301,9 @@ impl Rows {
         let (lane, x, lanes) = (self.lane, self.x, span.lanes);
         // Where the step begins and ends within the span. Except where the span begins inside it, its first place is less than
         // a round of lanes before the lane's first sample in it.
-        let inside = x > 0 || self.offset <= lane;
         let (from, before) = match lane.checked_sub(self.offset) {
             Some(lane) => (Mark { x, lane }, 0),
-            None if inside => (Mark { x: x - 1, lane: lane + lanes - self.offset }, 0),
+            None if x > 0 => (Mark { x: x - 1, lane: lane + lanes - self.offset }, 0),
             None => (Mark { x: 0, lane: 0 }, self.offset - lane),
         };
         let whole = if before == 0 { self.batch } else { Mark::new(steps.batch - before, lanes) };

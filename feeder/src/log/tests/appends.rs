@@ -28,7 +28,7 @@ proptest! {
         segment_bytes in prop_oneof![Just(u64::MAX), 20_000u64..200_000],
         sealed in any::<bool>(),
     ) {
-        let place = Place::new(&schema.to_string(), &small(block_bytes, segment_bytes));
+        let place = Place::quick(&schema.to_string(), &small(block_bytes, segment_bytes));
         let writer = place.topic.writer(0, policy(Fsync::Never)).unwrap();
         let schema = Arc::new(schema);
         let mut end = 0;

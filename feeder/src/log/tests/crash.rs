@@ -117,7 +117,9 @@ fn leftovers_of_sealing_are_cleared_up() {
     let place = Place::new("x:uint8[64]", &small(1024, u64::MAX));
     let schema = place.topic.schema().clone();
     let writer = place.topic.writer(0, policy(Fsync::Always)).unwrap();
-    (0..40).for_each(|at| drop(writer.append(&rows(&schema, at..at + 1)).unwrap()));
+    for at in 0..40 {
+        writer.append(&rows(&schema, at..at + 1)).unwrap();
+    }
     drop(writer);
     let at = |name: &str| place.partition().join(name);
     let (open, sealed) = (at("00000000000000000000.open"), at("00000000000000000000.arrow"));

@@ -10,7 +10,7 @@ use super::support::*;
 use crate::error::ErrorKind;
 use crate::log::files::Hint;
 use crate::log::scan::{Scan, Walk};
-use crate::log::view::{SegmentView, look_at_active};
+use crate::log::view::SegmentView;
 use crate::log::{BlockRef, Fsync, Identity, Origin, TopicOptions};
 
 const PREAMBLE: u64 = 4096;
@@ -21,7 +21,7 @@ fn identity(place: &Place) -> Identity {
 
 /// A topic whose active segment holds these groups, every one a few rows in blocks of two.
 fn groups(fsync: Fsync, counts: &[u64]) -> (Place, File, Vec<(u64, u64)>) {
-    let place = Place::new("id:int64", &small(16, u64::MAX));
+    let place = Place::quick("id:int64", &small(16, u64::MAX));
     let writer = place.topic.writer(0, policy(fsync)).unwrap();
     let file =
         OpenOptions::new().read(true).write(true).open(place.partition().join("00000000000000000000.open")).unwrap();
@@ -35,9 +35,13 @@ fn groups(fsync: Fsync, counts: &[u64]) -> (Place, File, Vec<(u64, u64)>) {
 
 fn scan(place: &Place, file: &File, len: u64, hint: Hint) -> Scan {
     let mut scan = Scan::new(PREAMBLE, 0);
+    advance(&mut scan, place, file, len, hint);
+    scan
+}
+
+fn advance(scan: &mut Scan, place: &Place, file: &File, len: u64, hint: Hint) {
     let walk = Walk { file, len, schema: place.topic.schema(), identity: &identity(place), hint };
     scan.advance(&walk, |_| {}).unwrap();
-    scan
 }
 
 #[test]
@@ -46,11 +50,21 @@ fn a_segment_cut_at_any_byte_keeps_exactly_its_whole_groups() {
     let (place, file, ends) = groups(Fsync::Never, &[2, 3, 1, 6]);
     let nothing = Hint { base: 0, synced: 0, end: 0 };
     let len = ends.last().unwrap().0;
-    for cut in PREAMBLE..=len {
-        let found = scan(&place, &file, cut, nothing);
+    let check = |found: &Scan, cut: u64| {
         let &(good, end) = ends.iter().rev().find(|(file_end, _)| *file_end <= cut).unwrap();
         assert_eq!((found.good, found.end, found.holes.len()), (good, end, 0), "cut={cut}");
         assert_eq!(found.blocks.last().map_or(0, BlockRef::end), end);
+    };
+    // Every byte of the last two groups, as a reader sees it that has seen the groups before.
+    let before = scan(&place, &file, ends[2].0, nothing);
+    for cut in ends[2].0..=len {
+        let mut found = before.clone();
+        advance(&mut found, &place, &file, cut, nothing);
+        check(&found, cut);
+    }
+    // And from the beginning, at and around all borders.
+    for cut in (PREAMBLE..=len).filter(|cut| (cut + 3) % 4096 < 6 || cut % 613 == 0) {
+        check(&scan(&place, &file, cut, nothing), cut);
     }
 }
 
@@ -74,9 +88,14 @@ fn durable_rows_that_are_cut_off_are_lost_but_never_replaced() {
     }
     // For real: the writer goes on after the offsets that are lost, and says so.
     file.set_len(ends[2].0 + 5000).unwrap();
+    for cut_bytes in [5000, 0] {
+        // The second time there is nothing left to cut, and the offsets are lost all the same.
+        let writer = place.fresh().writer(0, policy(Fsync::Always)).unwrap();
+        let damage = &writer.recovery().damage;
+        assert_eq!((damage.len(), damage[0].offsets.clone(), writer.recovery().cut_bytes), (1, 5..12, cut_bytes));
+        assert_eq!(place.fresh().view().unwrap().partitions[0].end, 12);
+    }
     let writer = place.fresh().writer(0, policy(Fsync::Always)).unwrap();
-    let damage = &writer.recovery().damage;
-    assert_eq!((damage.len(), damage[0].offsets.clone(), writer.recovery().cut_bytes), (1, 5..12, 5000));
     assert_eq!(writer.append(&rows(place.topic.schema(), 12..14)).unwrap(), 12..14);
     for sealed in [false, true] {
         if sealed {
@@ -163,9 +182,9 @@ fn any_damaged_byte_of_an_active_segment_costs_its_block_at_most() {
     let (place, file, ends) = groups(Fsync::Always, &[2, 3, 2]);
     let &(len, end) = ends.last().unwrap();
     let wanted = rows(place.topic.schema(), 0..end);
-    let hint = std::fs::read(Hint::path(&place.partition())).unwrap();
+    let path = place.partition().join("00000000000000000000.open");
     for hinted in [true, false] {
-        std::fs::write(Hint::path(&place.partition()), if hinted { &hint[..] } else { &[] }).unwrap();
+        let hint = if hinted { Hint::read(&place.partition(), 0) } else { Hint { base: 0, synced: 0, end: 0 } };
         // Without the hint only later groups can say that something was durable: the last group counts as a tail.
         let protected = if hinted { end } else { 5 };
         for at in 0..len {
@@ -176,8 +195,9 @@ fn any_damaged_byte_of_an_active_segment_costs_its_block_at_most() {
                 continue;
             }
             file.write_all_at(&[byte[0] ^ (1 << (at % 8))], at).unwrap();
-            let look = || look_at_active(&place.partition(), place.topic.schema(), identity(&place), 0, &mut None);
-            let segment = look().unwrap().expect("nobody else works here");
+            let found = scan(&place, &file, len, hint);
+            let own = file.try_clone().unwrap();
+            let segment = SegmentView::active(path.clone(), place.topic.schema(), identity(&place), 0, own, &found);
             assert!(segment.end >= protected && segment.end <= end, "at={at} end={}", segment.end);
             let right = read_what_can_be(&segment, &file, &wanted);
             assert!(right + 2 >= protected, "at={at} right={right}");
@@ -255,7 +275,9 @@ fn a_segment_with_damage_is_not_gathered() {
     let place = Place::new("id:int64", &small(1024, u64::MAX));
     let schema = place.topic.schema().clone();
     let writer = place.topic.writer(0, policy(Fsync::Always)).unwrap();
-    (0..6).for_each(|at| drop(writer.append(&rows(&schema, at..at + 1)).unwrap()));
+    for at in 0..6 {
+        writer.append(&rows(&schema, at..at + 1)).unwrap();
+    }
     let file = OpenOptions::new().write(true).open(place.partition().join("00000000000000000000.open")).unwrap();
     file.write_all_at(b"damage", 4096 + 2 * 8192 + 4096).unwrap();
     writer.seal().unwrap();

@@ -50,7 +50,7 @@ proptest! {
     fn any_bytes_may_stand_in_the_files(
         sealed in prop::option::of(bytes()), open in bytes(), hint in bytes(), guard in bytes(), base in 0u64..3,
     ) {
-        let place = Place::new("id:int64", &TopicOptions::default());
+        let place = Place::quick("id:int64", &TopicOptions::default());
         if let Some(sealed) = sealed {
             std::fs::write(place.partition().join("00000000000000000000.arrow"), sealed).unwrap();
         }
@@ -68,7 +68,7 @@ proptest! {
 
 /// A topic of three blocks, its segment's bytes, and where the frames in it are.
 fn segment(sealed: bool) -> (Place, std::path::PathBuf, Vec<u8>) {
-    let place = Place::new("id:int64", &small(16, u64::MAX));
+    let place = Place::quick("id:int64", &small(16, u64::MAX));
     let writer = place.topic.writer(0, policy(Fsync::Never)).unwrap();
     writer.append_from(crate::log::Origin { source: 9, first: 0 }, &rows(place.topic.schema(), 0..6)).unwrap();
     if sealed {
@@ -122,7 +122,7 @@ fn clear(place: &Place) {
 
 #[test]
 fn any_changed_byte_of_a_topic_file_is_noticed_or_means_the_same() {
-    let place = Place::new("id:int64, x:float32[2x3]", &TopicOptions::default());
+    let place = Place::quick("id:int64, x:float32[2x3]", &TopicOptions::default());
     let path = place.topic.dir().join("topic.json");
     let bytes = std::fs::read(&path).unwrap();
     let wanted = TopicFacts::from_json(&bytes, &path).unwrap();

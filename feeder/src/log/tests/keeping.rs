@@ -88,12 +88,16 @@ fn holds_and_guards_keep_what_they_need() {
     guard.advance(&[48, 16]).unwrap();
     assert_eq!(guard.advance(&[47, 16]).unwrap_err().kind(), ErrorKind::Invalid);
     assert_eq!(place.topic.retain(&everything, u64::MAX, NO_HOLDS).unwrap().first, [48, 16]);
-    assert_eq!(place.root.remove_topic(place.topic.name()).unwrap_err().kind(), ErrorKind::Busy);
+    let error = place.root.remove_topic(place.topic.name()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    assert!(error.to_string().contains("guard"), "{error}");
     drop(guard);
     let guards = std::fs::read_dir(place.topic.dir().join("guards")).unwrap();
     assert_eq!(guards.count(), 1, "only the lock is left");
     assert_eq!(place.topic.retain(&everything, u64::MAX, NO_HOLDS).unwrap().first, [80, 80]);
     assert_eq!(place.topic.guard(&[0]).unwrap_err().kind(), ErrorKind::Invalid);
+    place.root.remove_topic(place.topic.name()).unwrap();
+    assert!(!place.topic.dir().exists());
 }
 
 #[test]

@@ -9,4 +9,4 @@ mod damage;
 mod hostile;
 mod keeping;
 mod space;
-mod support;
+pub(super) mod support;

@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
@@ -55,6 +56,26 @@ fn a_file_that_may_not_grow_fails_cleanly_and_goes_on_when_it_may() {
     assert_passed(&in_shell("trap '' XFSZ; ulimit -S -f 300;", "space::child_meets_a_limit", dir.path()));
 }
 
+/// Readers never see any of an append that failed, however far it was written.
+fn follow_failures(topic: &Topic, writer: &Writer, end: u64) {
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            while !done.load(Ordering::SeqCst) {
+                let fresh = topic.view_partition(0).unwrap();
+                assert_eq!(fresh.end, end);
+                assert_same(&fresh.read(end - 1..end).unwrap(), &rows(topic.schema(), end - 1..end));
+            }
+        });
+        for count in (1..60).chain(1..60) {
+            let error = writer.append(&rows(topic.schema(), end..end + 4 * count)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NoSpace);
+        }
+        done.store(true, Ordering::SeqCst);
+        reader.join().unwrap();
+    });
+}
+
 #[test]
 fn child_meets_a_limit() {
     let Some(dir) = child_dir() else { return };
@@ -66,7 +87,8 @@ fn child_meets_a_limit() {
         assert!(end > 0);
         // A smaller append may still fit, and nothing is spoilt by trying again.
         let end = fill(&topic, &writer, end, 1);
-        let end = fill(&topic, &writer, end, 7);
+        let end = fill(&topic, &writer, end, 1);
+        follow_failures(&topic, &writer, end);
         setrlimit(Resource::RLIMIT_FSIZE, hard, hard).unwrap();
         assert_eq!(writer.append(&rows(topic.schema(), end..end + 50)).unwrap(), end..end + 50);
         writer.seal().unwrap();

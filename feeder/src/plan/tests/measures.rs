@@ -85,7 +85,9 @@ fn order_and_bad_shuffles_are_seen() {
     assert!((full.parts / full.parts_full - 1.0).abs() < 0.02 && (full.scatter - 1.0).abs() < 0.25, "{full:?}");
     assert!(full.correlation.abs() < 0.02 && full.chunks == 100.0, "{full:?}");
     let nothing = Quality::of(&line(&key(true, 1, 1, 1), 0), 100, 400).unwrap();
-    assert_eq!((nothing.steps, nothing.parts), (0, 0.0));
+    assert_eq!((nothing.steps, nothing.parts, nothing.parts_full, nothing.chunks_full), (0, 0.0, 0.0, 0.0));
+    let less = Quality::of(&line(&key(true, 1, 1, 1), 30), 100, 400).unwrap();
+    assert_eq!((less.steps, less.parts_full, less.chunks_full), (0, 30.0, 30.0));
 }
 
 /// Small and large topics, tiny and huge rows: two thirds of the variety of a full permutation at least.
@@ -121,12 +123,14 @@ fn defaults_follow_bytes_then_mixing() {
     assert_eq!(chunk(256, 1797, 1), (64, 1));
     assert_eq!(chunk(256, 100, 8), (6, 1), "a few samples take fewer lanes");
     assert_eq!(chunk(0, 0, 1), (1, 1));
+    assert_eq!(chunk(8, 64 * 16 * 10 + 600, 1), (64, 8), "least left over of 6 to 10: 88");
+    assert_eq!(chunk(8, 3251, 1), (64, 2), "51 left over, where 3 leaves 179");
     assert_eq!(chunk_samples(1 << 20, 4096, 1 << 30, 64), 256);
 }
 
 proptest! {
     #[test]
-    fn defaults_are_always_a_plan(row_bytes in 0u64..1 << 24, total in 0u64..1 << 40, world in 1u32..5000) {
+    fn defaults_are_always_a_plan(row_bytes in 0u64..1 << 24, total in 0u64..1 << 40, world in prop_oneof![1u32..5000, any::<u32>()]) {
         let key = default_key(row_bytes, total, world, true, 0);
         prop_assert_eq!(&key, &default_key(row_bytes, total, world, true, 0));
         prop_assert!(key.chunk == 1 || u64::from(key.chunk) * row_bytes <= CHUNK_BYTES);

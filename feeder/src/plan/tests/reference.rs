@@ -105,14 +105,11 @@ impl Reference {
     }
 }
 
-/// One rank's rows in a step of the places `n..n + batch` as (place, sample): sorted and cut.
-pub(super) fn cut(
-    samples: &[(usize, u64, u64)],
-    n: u64,
-    batch: u64,
-    rank: u64,
-    world: u64,
-) -> (Vec<(u64, u64)>, Vec<(u64, u64)>) {
+/// A row of a step: its place, and its sample.
+pub(super) type Row = (u64, u64);
+
+/// One rank's rows, and all, in a step of the places `n..n + batch`: sorted and cut.
+pub(super) fn cut(samples: &[(usize, u64, u64)], n: u64, batch: u64, rank: u64, world: u64) -> (Vec<Row>, Vec<Row>) {
     let mut order: Vec<_> = (n..(samples.len() as u64).min(n + batch))
         .map(|place| (samples[place as usize].0, samples[place as usize].1, place, samples[place as usize].2))
         .collect();

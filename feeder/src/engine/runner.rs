@@ -1,0 +1,257 @@
+//! The part of a loader that runs ahead: the slab, the reader threads, and the step that comes next.
+//!
+//! A loader starts it with its first iteration, seeks it when training goes on elsewhere, and stops it when it ends or its
+//! plan changes. The slot of the coming step stays pending until the loader says that it was handed out: a step that
+//! failed, or for which there was no room, is not skipped by asking again.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use cursorstore::{Cursor, PlanKey};
+use slab::{Filled, Shape, Slab, SlabError, Taken as SlabTaken, Taker};
+
+use super::Dataset;
+use super::feed::{Course, Feed};
+use super::layout::SlotLayout;
+use super::pump::{Counts, Shared, run};
+use super::settings::Settings;
+use super::stats::Stats;
+use crate::error::{Error, ErrorKind, Result};
+use crate::plan::{Schedule, Share};
+use crate::reader::Region;
+
+/// Slots beyond those that the plan keeps open, for batches that the trainer holds.
+const LEASE_SLOTS: u64 = 4;
+/// Steps read ahead where the order is the topic's own.
+const IN_ORDER_STEPS: u64 = 16;
+
+/// See the module.
+pub(super) struct Runner {
+    pub(super) shared: Arc<Shared>,
+    pub(super) slab: Slab,
+    pub(super) taker: Taker,
+    threads: Vec<JoinHandle<()>>,
+    generation: u64,
+    /// The step that comes next, counted from the last seek, and where that is.
+    seq: u64,
+    pub(super) at: Cursor,
+    /// Taken, not yet handed out: a step that failed, or for which there was no room, is not skipped by asking again.
+    pending: Option<Filled>,
+    /// Slots that the trainer may hold while the plan still has those that it needs.
+    pub(super) lease_limit: u32,
+    pub(super) slot_bytes: usize,
+    /// Bytes of overflow batches alive.
+    pub(super) held: Arc<AtomicU64>,
+}
+
+impl Runner {
+    /// Makes the slab and starts the threads, at `cursor`.
+    pub(super) fn start(
+        dataset: &Arc<Dataset>,
+        layout: &SlotLayout,
+        key: &PlanKey,
+        share: Share,
+        settings: &Settings,
+        cursor: Cursor,
+    ) -> Result<Self> {
+        let in_order_samples = dataset.block_rows();
+        let ends: Arc<[u64]> = dataset.line().ends().into();
+        let course = Course { key: key.clone(), ends, share, in_order_samples };
+        let epoch = course.schedule(Cursor { epoch: 0, n: 0 })?;
+        let open_steps = epoch.span_steps();
+        let slots = slots(&epoch, settings, layout.slot_bytes)?;
+        let slab = Slab::create(Shape { slots, slot_bytes: layout.slot_bytes }).map_err(no_slab)?;
+        let slot_bytes = slab.shape().slot_bytes;
+        let layout = Arc::new(SlotLayout { slot_bytes, ..layout.clone() });
+        let (filler, taker) = slab.clone().split();
+        let waiter = filler.waiter();
+        let feed = Feed::new(filler, slots, layout.row_bytes, course, cursor)?;
+        let shared = Arc::new(Shared {
+            dataset: dataset.clone(),
+            layout,
+            feed,
+            waiter,
+            turn: Mutex::default(),
+            slab: Region::of_slab(&slab),
+            settings: settings.clone(),
+            unit_samples: if key.shuffle { key.chunk } else { in_order_samples },
+            reach: u64::from(key.chunk) * u64::from(key.pool),
+            counts: Counts::default(),
+            reported: AtomicBool::new(false),
+            notices: Mutex::default(),
+        });
+        let mut runner = Self {
+            shared,
+            slab,
+            taker,
+            threads: Vec::new(),
+            generation: 0,
+            seq: 0,
+            at: cursor,
+            pending: None,
+            lease_limit: (u64::from(slots) - open_steps - 1) as u32,
+            slot_bytes,
+            held: Arc::default(),
+        };
+        runner.spawn(settings.threads())?;
+        Ok(runner)
+    }
+
+    fn spawn(&mut self, threads: usize) -> Result<()> {
+        for number in 0..threads {
+            let shared = self.shared.clone();
+            let thread = std::thread::Builder::new().name(format!("forebay-read-{number}"));
+            match thread.spawn(move || run(&shared)) {
+                Ok(handle) => self.threads.push(handle),
+                Err(error) if number == 0 => return Err(Error::io("cannot start a reader thread", error)),
+                Err(error) => self.shared.notice(&format!("fewer reader threads than asked for: {error}")),
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on at `cursor`. What was read ahead is given back as it comes.
+    pub(super) fn seek(&mut self, cursor: Cursor) {
+        if let Some(filled) = self.pending.take() {
+            drop(self.taker.lease(filled.slot));
+        }
+        self.generation = self.shared.feed.seek(cursor);
+        self.seq = 0;
+        self.at = cursor;
+        self.shared.waiter.wake();
+    }
+
+    /// The filled slot of the coming step, `None` if it is not there in time. It stays pending until [`Engine::advance`].
+    pub(super) fn next(&mut self, wait: Duration, stall_ns: &mut u64) -> Result<Option<Filled>> {
+        let mut deadline = None;
+        loop {
+            let filled = match self.pending.or_else(|| self.taker.try_take()) {
+                Some(filled) => filled,
+                None => {
+                    let now = Instant::now();
+                    let end = *deadline.get_or_insert(now + wait);
+                    let taken = self.taker.wait_take(Some(end.saturating_duration_since(now)));
+                    *stall_ns += now.elapsed().as_nanos() as u64;
+                    match taken {
+                        SlabTaken::Filled(filled) => filled,
+                        SlabTaken::TimedOut => return Ok(None),
+                        SlabTaken::PeerDied | SlabTaken::Closed => {
+                            let failure = self.shared.feed.failure(self.seq);
+                            return Err(failure
+                                .map_or_else(|| Error::new(ErrorKind::Closed, "the loader is closed"), |f| f.error()));
+                        }
+                    }
+                }
+            };
+            if filled.generation != self.generation {
+                drop(self.taker.lease(filled.slot));
+                continue;
+            }
+            if filled.tag != self.seq {
+                return Err(Error::corrupt(format!(
+                    "slots came out of order: step={} expected={}",
+                    filled.tag, self.seq
+                )));
+            }
+            self.pending = Some(filled);
+            return Ok(Some(filled));
+        }
+    }
+
+    /// The pending slot was handed out; `at` is where training stands now.
+    pub(super) fn advance(&mut self, at: Cursor) {
+        self.pending = None;
+        self.seq += 1;
+        self.at = at;
+    }
+
+    pub(super) fn check_overflow(&self, bytes: u64, bytes_max: u64) -> Result<()> {
+        let held = self.held.load(Ordering::Relaxed);
+        if held + bytes <= bytes_max {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::NoSpace,
+            format!(
+                "the program holds more batches than there is memory for: slots_held={} overflow_bytes={held} overflow_bytes_max={bytes_max}",
+                self.taker.leased()
+            ),
+        )
+        .with_hint("let go of batches once they are used, or raise overflow_bytes"))
+    }
+
+    pub(super) fn stats(&self, totals: Stats) -> Stats {
+        let counts = &self.shared.counts;
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Stats {
+            overflow_bytes: self.held.load(Ordering::Relaxed),
+            leased_slots: u64::from(self.taker.leased()),
+            slots: u64::from(self.slab.shape().slots),
+            slab_bytes: self.slab.bytes() as u64,
+            reads: totals.reads + read(&counts.reads),
+            read_bytes: totals.read_bytes + read(&counts.read_bytes),
+            syscalls: totals.syscalls + read(&counts.syscalls),
+            units: totals.units + read(&counts.units),
+            checked_units: totals.checked_units + read(&counts.checked_units),
+            ..totals
+        }
+    }
+
+    pub(super) fn notices(&self) -> Vec<String> {
+        std::mem::take(&mut *self.shared.notices.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
+    }
+
+    pub(super) fn stop(mut self) {
+        self.shared.feed.stop();
+        self.shared.waiter.wake();
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has nothing left to end.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Slots that a whole epoch needs: those that the plan keeps open, those read ahead, and some for the trainer to hold.
+fn slots(epoch: &Schedule, settings: &Settings, slot_bytes: usize) -> Result<u32> {
+    let (open, key) = (epoch.span_steps(), epoch.line().key());
+    let ahead = match settings.read_ahead_steps {
+        Some(steps) => u64::from(steps),
+        None if !key.shuffle => IN_ORDER_STEPS,
+        // What one G-th of the lanes opens at once.
+        None => {
+            let samples = u64::from(key.chunk) * u64::from(key.lanes);
+            samples.div_ceil(u64::from(settings.global_batch)).min(epoch.steps())
+        }
+    };
+    let slots = open + ahead.max(1) + LEASE_SLOTS;
+    let needed = slots.saturating_mul(slot_bytes as u64);
+    let limit = settings.memory_limit_bytes.unwrap_or_else(|| memory_available_bytes() / 2);
+    u32::try_from(slots).ok().filter(|_| needed <= limit).ok_or_else(|| {
+        Error::new(
+            ErrorKind::NoSpace,
+            format!(
+                "the slab does not fit the memory limit: needed_bytes={needed} limit_bytes={limit} slots={slots} slot_bytes={slot_bytes} open_steps={open} ahead_steps={ahead}"
+            ),
+        )
+        .with_hint("raise memory_limit_bytes, or lower the batch, chunk, pool or read_ahead_steps")
+    })
+}
+
+fn no_slab(error: SlabError) -> Error {
+    Error::new(ErrorKind::NoSpace, error.to_string())
+        .with_hint("lower the batch, chunk, pool or read_ahead_steps, or give this process more memory")
+        .with_source(error)
+}
+
+/// Memory that this process may still take: the least of what the machine has available and its control groups allow.
+fn memory_available_bytes() -> u64 {
+    let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+    });
+    let group = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
+    let group = group.and_then(|text| text.trim().parse::<u64>().ok());
+    machine.unwrap_or(u64::MAX).min(group.unwrap_or(u64::MAX))
+}
