@@ -1,3 +1,5 @@
+//! Who may open, write, read and remove a topic: one writer, permissions, newer formats.
+
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;

@@ -1,3 +1,5 @@
+//! What is appended is there: any types, many threads, any fsync policy, read while it grows.
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,3 +1,5 @@
+//! Sealed segments are Arrow files that another reader opens as they are.
+
 use std::fs::File;
 use std::sync::Arc;
 

@@ -1,3 +1,5 @@
+//! Processes killed while they append lose nothing acknowledged and give no offset twice.
+
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;

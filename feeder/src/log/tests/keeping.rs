@@ -1,3 +1,5 @@
+//! What retention removes, and what guards and holds keep from it.
+
 use super::support::*;
 use crate::error::ErrorKind;
 use crate::log::{Fsync, Retention, Topic, TopicOptions};
