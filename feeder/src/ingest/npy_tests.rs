@@ -1,3 +1,5 @@
+//! npy files: every type, both orders, structured arrays, and what is refused.
+
 use std::sync::Arc;
 
 use arrow_buffer::Buffer;
