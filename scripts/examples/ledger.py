@@ -49,14 +49,14 @@ def read(file: Path) -> list[Entry]:
 
 
 def joined(ranks: Sequence[Sequence[Entry]]) -> list[Entry]:
-    """The steps of all ranks together: of each step the ids of rank 0, then those of rank 1, and so on."""
-    if len({tuple(entry.step for entry in entries) for entries in ranks}) != 1:
-        raise ValueError("the ranks made different steps")
-    return [Entry(parts[0].step, [id for part in parts for id in part.ids]) for parts in zip(*ranks, strict=True)]
+    """The steps that all ranks made: of each the ids of rank 0, then those of rank 1, and so on."""
+    by_step = [{entry.step: entry.ids for entry in entries} for entries in ranks]
+    steps = [step for step in by_step[0] if all(step in known for known in by_step)]
+    return [Entry(step, [number for known in by_step for number in known[step]]) for step in steps]
 
 
 def difference(straight: Sequence[Entry], other: Sequence[Entry], first: int, last: int) -> str | None:
-    """Says where `other`, which should be steps `first` to `last`, is not what the straight run did; None if nowhere."""
+    """Where `other`, which should be steps `first` to `last`, is not what the straight run did; None if nowhere."""
     steps = [entry.step for entry in other]
     if steps != list(range(first, last + 1)):
         return f"steps {first} to {last} were expected, found {_span(steps)}"
@@ -68,17 +68,17 @@ def difference(straight: Sequence[Entry], other: Sequence[Entry], first: int, la
 
 
 def uneven(entries: Sequence[Entry], samples: int) -> str | None:
-    """Says where a run of whole epochs of `samples` samples had one twice, or had another number of them; else None."""
+    """Where an epoch of `samples` samples has one twice, or does not end with a step; None if nowhere."""
     seen: set[int] = set()
     for entry in entries:
-        for id in entry.ids:
-            if id in seen:
-                return f"sample {id} came twice in one epoch: step={entry.step}"
-            seen.add(id)
+        for number in entry.ids:
+            if number in seen:
+                return f"sample {number} came twice in one epoch: step={entry.step}"
+            seen.add(number)
         if len(seen) == samples:
             seen.clear()
         elif len(seen) > samples:
-            return f"an epoch has more samples than the topic: step={entry.step} samples={samples}"
+            return f"an epoch does not end where the topic does: step={entry.step} samples={samples}"
     return None
 
 

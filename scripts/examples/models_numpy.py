@@ -98,7 +98,7 @@ class Digits(Trained):
 
 
 class Text(Trained):
-    """Names the next byte from the few before it, through one hidden layer; its score is the bits it needs for a byte."""
+    """A hidden layer that tells a byte from the few before it; its score is the number of bits it needs for one."""
 
     name = "a byte-level language model, a neural n-gram"
 
@@ -129,7 +129,7 @@ class Text(Trained):
         back = (wrong @ self.weights["output"].T) * (hidden > 0)
         known_back = (back @ self.weights["hidden"].T).reshape(len(seen), self.reach, self.width)
         # A product with ones and zeros adds up the rows of each byte, many times faster than np.add.at.
-        which = np.eye(256, dtype=np.float32)
+        which: Array = np.eye(256, dtype=np.float32)
         gradients = {
             "bytes": sum(which[seen[:, at]].T @ known_back[:, at] for at in range(self.reach)),
             "hidden": known.T @ back,

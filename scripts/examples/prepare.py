@@ -1,4 +1,4 @@
-"""Makes training data out of what is on every machine: scikit-learn's handwritten digits, the standard library's source.
+"""Makes training data of what is there anyway: scikit-learn's handwritten digits, the standard library's source text.
 
     python prepare.py FOLDER
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -35,19 +35,25 @@ class Process:
             about = f"a process failed: exit={self.popen.returncode} output={self.output}"
             raise ProcessError("\n  ".join([about, *words]))
 
-    def wait_for_lines(self, file: Path, lines: int) -> bool:
-        """Waits until it has written so many lines to a file; False if it ended before."""
-        found, since = 0, time.monotonic()
-        while self.popen.poll() is None:
-            now = file.read_bytes().count(b"\n") if file.exists() else 0
-            if now >= lines:
-                return True
-            if now > found:
-                found, since = now, time.monotonic()
-            elif time.monotonic() - since > SILENCE_MAX_S:
-                raise ProcessError(f"a process hangs: lines={found} file={file} output={self.output}")
-            time.sleep(POLL_S)
-        return False
+    def wait_for_lines(self, file: Path, lines: int, tell: Callable[[int], None]) -> bool:
+        """Waits until it has written so many lines to a file, told one by one; False if it ended before."""
+        found, since, opened = 0, time.monotonic(), None
+        try:
+            while True:
+                ended = self.popen.poll() is not None
+                if opened is None and file.exists():
+                    opened = file.open("rb")
+                if opened is not None and (fresh := opened.read().count(b"\n")):
+                    found, since = found + fresh, time.monotonic()
+                    tell(found)
+                if found >= lines or ended:
+                    return found >= lines
+                if time.monotonic() - since > SILENCE_MAX_S:
+                    raise ProcessError(f"a process hangs: lines={found} file={file} output={self.output}")
+                time.sleep(POLL_S)
+        finally:
+            if opened is not None:
+                opened.close()
 
     def kill(self) -> int:
         """SIGKILL: no handler, no clean-up, no last word. Returns the exit code, which tells whether it struck."""

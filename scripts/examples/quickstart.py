@@ -30,13 +30,24 @@ from typing import Any
 
 import ledger
 from ledger import Entry
-from processes import Process, Processes, ProcessError
+from processes import Process, ProcessError, Processes
+
+
+def shown(path: Path) -> Path:
+    """A path as short as it can be from where the user is."""
+    path = path.absolute()
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
 
 HERE = Path(__file__).resolve().parent
+FOREBAY = shown(Path(sys.executable).with_name("forebay"))
+"""The command that belongs to this interpreter."""
 SEED = 20
 """Draws the steps at which trainers are killed."""
 KILLS_MAX = 5
 """Attempts to kill a trainer before it is done."""
+METER_S = 0.1
+"""Time between two numbers of a line that counts."""
 RANKS = 2
 """Processes that go on from a checkpoint together."""
 
@@ -73,7 +84,7 @@ def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--no-torch", action="store_true", help="models in NumPy; torch is not imported")
-    parser.add_argument("--folder", type=Path, default=HERE.parents[1] / ".quickstart", help="default: .quickstart here")
+    parser.add_argument("--folder", type=Path, default=HERE.parents[1] / ".quickstart", help="where all is written")
     arguments = parser.parse_args()
     folder = shown(arguments.folder)
     # Ends as by Ctrl-C, so that no trainer is left behind.
@@ -82,16 +93,15 @@ def main() -> int:
         with locked(folder), Processes() as processes:
             started = time.monotonic()
             Quickstart(folder, "numpy" if arguments.no_torch else "torch", processes).run()
-    except (ShowError, ProcessError) as error:
+    except (ShowError, ProcessError, OSError) as error:
         print(f"\nerror: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\ninterrupted: nothing is left running, and the next start makes all runs anew", file=sys.stderr)
         return 128 + signal.SIGINT
     heading(f"All as promised, in {time.monotonic() - started:.0f} s. What to try next")
-    command, train = shown(Path(sys.executable).with_name("forebay")), shown(HERE / "train.py")
-    line("look", f"{command} topic show digits --root {folder / 'data'}")
-    line("your data", f"{command} ingest FILES --topic mine; {train} is a loop to begin with")
+    line("look", f"{FOREBAY} topic show digits --root {folder / 'data'}")
+    line("your data", f"{FOREBAY} ingest FILES --topic mine; {shown(HERE / 'train.py')} is a loop to begin with")
     line("every check", f"{shown(HERE.parent / 'test')}{' --no-torch' * arguments.no_torch}")
     return 0
 
@@ -117,6 +127,13 @@ class Quickstart:
 
     def run(self) -> None:
         """Data, topics, and the trainings."""
+        self.make_topics()
+        for show in SHOWS:
+            heading(show.title)
+            self.train(show)
+
+    def make_topics(self) -> None:
+        """Data as files, then in topics."""
         heading("Real data that need no download")
         self.prepare()
         heading("From files to topics")
@@ -124,9 +141,6 @@ class Quickstart:
         self.ingest("digits-test", "digits-test.npz")
         self.ingest("text", "shards/*.parquet")
         self.ingest("text-test", "text-test.parquet")
-        for show in SHOWS:
-            heading(show.title)
-            self.train(show)
 
     def prepare(self) -> None:
         """Makes the files, unless they are there already and would be the same."""
@@ -137,16 +151,26 @@ class Quickstart:
         if not key.exists() or key.read_text() != made_from:
             for stale in (self.files, self.root):
                 shutil.rmtree(stale, ignore_errors=True)
-            subprocess.run([sys.executable, HERE / "prepare.py", self.files], check=True)
+            output = self.files.with_suffix(".txt")
+            self.processes.start([sys.executable, str(HERE / "prepare.py"), str(self.files)], output).wait()
             key.write_text(made_from)
         for file in sorted(file for file in self.files.rglob("*") if file.suffix):
             print(f"  {file}  {file.stat().st_size / 1024:,.0f} KiB")
 
     def ingest(self, topic: str, pattern: str) -> None:
         """Stores files in a topic, each once, however often this is run."""
-        rest = ["ingest", str(self.files / pattern), "--topic", topic, "--root", str(self.root), "--quiet"]
-        print("$", shlex.join(["forebay", *rest]), flush=True)
-        if (code := subprocess.run([Path(sys.executable).with_name("forebay"), *rest], check=False).returncode) != 0:
+        command = [
+            str(FOREBAY),
+            "ingest",
+            str(self.files / pattern),
+            "--topic",
+            topic,
+            "--root",
+            str(self.root),
+            "--quiet",
+        ]
+        print("$", shlex.join(command), flush=True)
+        if (code := subprocess.run(command, check=False).returncode) != 0:
             raise ShowError(f"files could not be stored: topic={topic} exit={code}")
 
     def train(self, show: Show) -> None:
@@ -154,27 +178,33 @@ class Quickstart:
         runs, steps = self.runs / show.job, show.steps[self.framework]
         shutil.rmtree(runs, ignore_errors=True)
 
-        self.start(show, runs / "straight").wait()
+        self.finish(self.start(show, runs / "straight"), "straight", runs / "straight" / "ledger-1.jsonl", steps)
         straight = ledger.read(runs / "straight" / "ledger-1.jsonl")
         result = read_json(runs / "straight" / "result.json")
-        line("model", f"{result['model']}, {result['framework']}")
-        line("straight", f"{steps} steps of {result['batch']} samples, {step_in_epoch(steps, result)}")
+        line("model", f"{result['model']}; {result['framework']}")
+        line("straight", f"{steps} steps of {result['batch']} samples, to {step_in_epoch(steps, result)}")
 
         killed = self.kill(show, runs)
+        latest = read_json(runs / "latest-when-killed.json")
+        saved, state_bytes = latest["step"], len(json.dumps(latest["loader"]))
         line("killed", f"by SIGKILL after step {len(killed)}, {step_in_epoch(len(killed), result)}")
-        self.start(show, runs / "killed").wait()
+        self.finish(self.start(show, runs / "killed"), "resumed", runs / "killed" / "ledger-2.jsonl", steps - saved)
         resumed = ledger.read(runs / "killed" / "ledger-2.jsonl")
-        saved = read_json(runs / "latest-when-killed.json")["step"]
-        line("resumed", f"after step {saved}, the last checkpoint, with step {saved + 1}")
+        line(
+            "resumed", f"after step {saved}, from the last checkpoint: the model, and {state_bytes} bytes for the data"
+        )
         ranks = self.read_by_ranks(show, runs)
 
-        check("ids equal", ledger.uneven(straight, result["samples_per_epoch"]))
         check("ids equal", ledger.difference(straight, straight, 1, steps))
+        check("ids equal", ledger.uneven(straight, result["samples_per_epoch"]))
         check("ids equal", ledger.difference(straight, killed, 1, len(killed)))
         check("ids equal", ledger.difference(straight, resumed, saved + 1, steps))
         line("ids equal", f"yes, {samples(straight)} of {samples(straight)}, in the same order, none lost, none twice")
-        check("as 2 ranks", ledger.difference(straight, ranks, saved + 1, steps))
-        line("as 2 ranks", f"yes, {samples(ranks)} of {samples(ranks)}, by {RANKS} processes from the checkpoint on")
+        check(f"as {RANKS} ranks", ledger.difference(straight, ranks, saved + 1, steps))
+        line(
+            f"as {RANKS} ranks",
+            f"yes, {samples(ranks)} of {samples(ranks)} from the checkpoint on, by {RANKS} processes",
+        )
         line("losses", compared(straight, killed[:saved] + resumed))
         self.report(show, result, read_json(runs / "killed" / "result.json"))
 
@@ -182,9 +212,9 @@ class Quickstart:
         """What the training came to, and what feeding it cost."""
         before, after, too = (show.told(score) for score in (straight["before"], straight["after"], killed["after"]))
         what = "accuracy" if show.job == "digits" else "bits a byte"
-        line(what, f"{before} before, {after} after, {too} after the kill as well; on data kept back")
-        wall_s, stall_s = straight["wall_s"], straight["stall_s"]
-        line("speed", f"{straight['samples'] / wall_s:,.0f} samples/s, {stall_s / wall_s:.1%} of the time waiting for data")
+        line(what, f"{before} before, {after} after, {too} with the kill, on samples never trained on")
+        line("speed", f"{straight['samples'] / straight['wall_s']:,.0f} samples/s")
+        line("stall", f"{straight['stall_s'] / straight['wall_s']:.1%} of the time was spent waiting for data")
         for name, score in (("straight", straight["after"]), ("killed", killed["after"])):
             if not show.reached(score, self.framework):
                 goal = show.told(show.goal[self.framework])
@@ -197,6 +227,13 @@ class Quickstart:
         command += ["--steps", str(show.steps[self.framework]), "--framework", self.framework]
         return self.processes.start(command, run / "output.txt")
 
+    def finish(self, trainer: Process, what: str, file: Path, steps: int) -> None:
+        """Waits for a run's good end, with a line that counts its steps."""
+        meter = Meter(what, steps)
+        trainer.wait_for_lines(file, steps, meter.tell)
+        meter.clear()
+        trainer.wait()
+
     def kill(self, show: Show, runs: Path) -> list[Entry]:
         """Starts a run and kills it at a step drawn by lot; returns what it had done by then."""
         run, steps = runs / "killed", show.steps[self.framework]
@@ -205,17 +242,20 @@ class Quickstart:
             shutil.rmtree(run, ignore_errors=True)
             trainer = self.start(show, run)
             # A machine too busy to strike before the end strikes earlier the next time.
-            if not trainer.wait_for_lines(run / "ledger-1.jsonl", drawn >> attempt):
+            meter = Meter("to be killed", steps)
+            if not trainer.wait_for_lines(run / "ledger-1.jsonl", drawn >> attempt, meter.tell):
                 trainer.wait()
             elif trainer.kill() == -signal.SIGKILL and (run / "latest.json").exists():
+                meter.clear()
                 shutil.copy(run / "latest.json", runs / "latest-when-killed.json")
                 return ledger.read(run / "ledger-1.jsonl")
         raise ShowError(f"the trainer was done each time before it could be killed: attempts={KILLS_MAX}")
 
     def read_by_ranks(self, show: Show, runs: Path) -> list[Entry]:
         """Goes on from the checkpoint with several ranks at once, each a process, and joins what they read."""
-        command = [sys.executable, str(HERE / "replay.py"), show.job, "--root", str(self.root), "--world-size", str(RANKS)]
-        command += ["--latest", str(runs / "latest-when-killed.json"), "--steps", str(show.steps[self.framework])]
+        state, steps = runs / "latest-when-killed.json", show.steps[self.framework]
+        command = [sys.executable, str(HERE / "replay.py"), show.job, "--root", str(self.root), "--latest", str(state)]
+        command += ["--steps", str(steps), "--world-size", str(RANKS)]
         ledgers = [runs / f"rank-{rank}.jsonl" for rank in range(RANKS)]
         ranks = [
             self.processes.start([*command, "--rank", str(rank), "--ledger", str(file)], file.with_suffix(".txt"))
@@ -224,6 +264,24 @@ class Quickstart:
         for process in ranks:
             process.wait()
         return ledger.joined([ledger.read(file) for file in ledgers])
+
+
+class Meter:
+    """A line that counts while one waits, on a terminal only."""
+
+    def __init__(self, what: str, steps: int) -> None:
+        self.what, self.steps, self.told_at = what, steps, 0.0
+
+    def tell(self, step: int) -> None:
+        """Shows a step, not more often than eyes follow."""
+        if sys.stdout.isatty() and time.monotonic() - self.told_at > METER_S:
+            self.told_at = time.monotonic()
+            print(f"\r  {self.what:<12} step {step} of {self.steps}", end="\033[K", flush=True)
+
+    def clear(self) -> None:
+        """Leaves the line empty for what is to stand there."""
+        if self.told_at:
+            print("\r\033[K", end="", flush=True)
 
 
 def check(what: str, difference: str | None) -> None:
@@ -243,7 +301,7 @@ def step_in_epoch(step: int, result: dict[str, Any]) -> str:
     """Where in its epochs a run is after a step."""
     epoch, inside = divmod(step, result["steps_per_epoch"])
     if inside == 0:
-        return f"the end of epoch {epoch}"
+        return f"the end of epoch {epoch:,}"
     return f"step {inside:,} of {result['steps_per_epoch']:,} of epoch {epoch + 1}"
 
 
@@ -266,12 +324,6 @@ def heading(text: str) -> None:
 def line(what: str, text: str) -> None:
     """One line of a report."""
     print(f"  {what:<12} {text}", flush=True)
-
-
-def shown(path: Path) -> Path:
-    """A path as short as it can be from where the user is."""
-    path = path.absolute()
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 if __name__ == "__main__":
