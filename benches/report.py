@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -47,6 +46,12 @@ class Runs:
     def of(self, name: str, value: Callable[[Row], float]) -> list[float]:
         """A value of each run of a contestant."""
         return [value(run) for run in self.by_name.get(name, {}).values()]
+
+    def per_batch(self, name: str, what: str) -> str:
+        """The median of a count of each batch."""
+        return _median(
+            [float(run["per_batch"][what]) for run in self.by_name[name].values() if what in run["per_batch"]]
+        )
 
     def ratios(self, name: str, to: str) -> list[float]:
         """The rate of one to that of another, round by round."""
@@ -141,20 +146,16 @@ def _batches(rows: Sequence[Row]) -> str:
         calls: dict[str, float] = counts.get("calls_per_batch", {})
         named = ", ".join(f"{call} {number:.2f}" for call, number in calls.items() if call != "all" and number >= 5e-3)
 
-        def each(what: str, name: str = name) -> str:
-            values = runs.of(name, lambda run, what=what: run["per_batch"].get(what, math.nan))
-            return "-" if math.isnan(values[0]) else _median(values)
-
         read = [run["read_per_delivered"] for run in runs.by_name[name].values() if run["read_per_delivered"]]
         body.append(
             [
                 f"`{name}`",
-                each("units"),
-                each("reads"),
-                each("syscalls"),
+                runs.per_batch(name, "units"),
+                runs.per_batch(name, "reads"),
+                runs.per_batch(name, "syscalls"),
                 _median(read, 3),
                 f"{calls['all']:.2f}: {named}" if calls else "-",
-                each("switches"),
+                runs.per_batch(name, "switches"),
                 f"{counts['allocations_per_batch']:.1f}, {counts['allocated_bytes_per_batch'] / _KIB:.1f} KiB"
                 if counts
                 else "-",
