@@ -1,0 +1,192 @@
+"""Who is measured: the machine's limits, hand-written loops, Forebay. A new one is a class and a line in `CONTESTANTS`.
+
+- A `Limit` is a program in C that reads a file into memory: what no loader can beat. It delivers nothing.
+- A `Loop` yields dicts of torch tensors, "x" and "id", batch by batch. `open` makes it, outside of the epochs' clock;
+  what a batch costs to make and to let go of is inside.
+
+`ideal_pread` is the bar: the shortest loop that somebody could write by hand for these very data, without an order of
+their own, without checksums, states, ranks, or more than one column. It reads into eight buffers in turn, so that what
+it delivers stays in the last cache, and is overwritten eight batches later: no loader that hands out memory to keep can
+do that. `ideal_blocks` permutes whole batches, `ideal_rows` reads every row by itself as a real shuffle by hand would.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from workloads import TOPIC, Data, Workload
+
+if TYPE_CHECKING:
+    import forebay
+
+SEED = 7
+"""Of every shuffle."""
+RING_BUFFERS = 8
+"""Buffers of batches that `ideal_*` and `limit_ring*` use in turn."""
+
+Batch = dict[str, Any]
+Order = Literal["sequential", "shuffled"]
+
+
+class Opened(Protocol):
+    """A contestant at work."""
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """The batches of one epoch. Epochs are asked for in turn, from 0 on."""
+
+    def stats(self) -> dict[str, int]:
+        """Running counts, if it has any."""
+
+    def close(self) -> None:
+        """Ends it."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Reads of one batch's bytes, in order, into a ring of eight buffers, or as much as the slab of `slab_of`."""
+
+    name: str
+    about: str
+    threads: int
+    slab_of: str | None = None
+    topic: bool = False
+    usual: bool = True
+    order: Order = "sequential"
+    kind: Literal["limit"] = "limit"
+
+    def memory_bytes(self, workload: Workload, slabs: dict[str, int]) -> int:
+        """Bytes to read into, over all threads. `slabs` are those seen, by contestant."""
+        if self.slab_of is None:
+            return workload.batch_bytes * RING_BUFFERS * self.threads
+        return max(slabs[self.slab_of], workload.batch_bytes * self.threads)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loader, or what stands for one."""
+
+    name: str
+    about: str
+    order: Order
+    open: Callable[[Workload, Data], Opened]
+    kind: Literal["ideal", "forebay", "peer"]
+    limit: str
+    """The limit that its memory and its threads set it."""
+    usual: bool = True
+
+
+class Ideal:
+    """Reads by hand from the raw file; see the module."""
+
+    def __init__(self, workload: Workload, data: Data, what: Literal["order", "blocks", "rows"]) -> None:
+        import numpy as np
+        import torch
+
+        self._np, self._torch, self._workload, self._what = np, torch, workload, what
+        self._fd = os.open(data.raw, os.O_RDONLY | os.O_CLOEXEC)
+        shape = (workload.batch, *workload.shape)
+        # Written once, so that the kernel need not find pages for them within the epochs.
+        self._buffers = [torch.zeros(shape, dtype=getattr(torch, workload.dtype)) for _ in range(RING_BUFFERS)]
+        self._views = [memoryview(buffer.numpy()).cast("B") for buffer in self._buffers]
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """See `Opened`."""
+        return self._rows(number) if self._what == "rows" else self._blocks(number)
+
+    def _blocks(self, number: int) -> Iterator[Batch]:
+        np, torch, w = self._np, self._torch, self._workload
+        starts = range(0, w.samples, w.batch)
+        if self._what == "blocks":
+            starts = np.random.default_rng([SEED, number]).permutation(np.asarray(starts)).tolist()
+        for step, start in enumerate(starts):
+            count = min(w.batch, w.samples - start)
+            buffer = step % RING_BUFFERS
+            os.preadv(self._fd, [self._views[buffer][: count * w.row_bytes]], start * w.row_bytes)
+            ids = np.arange(start, start + count)
+            yield {"x": self._buffers[buffer][:count], "id": torch.from_numpy(ids)}
+
+    def _rows(self, number: int) -> Iterator[Batch]:
+        np, torch, w = self._np, self._torch, self._workload
+        order, size = np.random.default_rng([SEED, number]).permutation(w.samples), w.row_bytes
+        for step, start in enumerate(range(0, w.samples, w.batch)):
+            ids = order[start : start + w.batch]
+            buffer = step % RING_BUFFERS
+            view = self._views[buffer]
+            for row, index in enumerate(ids.tolist()):
+                os.preadv(self._fd, [view[row * size : (row + 1) * size]], index * size)
+            yield {"x": self._buffers[buffer][: len(ids)], "id": torch.from_numpy(ids)}
+
+    def stats(self) -> dict[str, int]:
+        """See `Opened`."""
+        return {}
+
+    def close(self) -> None:
+        """See `Opened`."""
+        os.close(self._fd)
+
+
+class Forebay:
+    """A `forebay.DataLoader` as its users have it, with `settings` on top."""
+
+    def __init__(self, workload: Workload, data: Data, **settings: Any) -> None:
+        import forebay
+
+        settings = {"batch_size": workload.batch, "rank": 0, "world_size": 1, "seed": SEED, **settings}
+        self.loader: forebay.DataLoader = forebay.DataLoader(TOPIC, root=data.root, **settings)
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """See `Opened`."""
+        return iter(self.loader)
+
+    def stats(self) -> dict[str, int]:
+        """See `Opened`."""
+        return self.loader.stats()
+
+    def close(self) -> None:
+        """See `Opened`."""
+        self.loader.close()
+
+
+def _ideal(name: str, order: Order, what: Literal["order", "blocks", "rows"], about: str) -> Loop:
+    return Loop(name, about, order, lambda workload, data: Ideal(workload, data, what), "ideal", "limit_ring")
+
+
+def _forebay(name: str, order: Order, about: str, usual: bool = True, **settings: Any) -> Loop:
+    settings["shuffle"] = order == "shuffled"
+    threads = settings.get("reader_threads", min(2, os.cpu_count() or 1))
+    limit = ("limit_slab" if order == "shuffled" else "limit_small_slab") + ("_2" if threads == 2 else "")
+    return Loop(name, about, order, lambda workload, data: Forebay(workload, data, **settings), "forebay", limit, usual)
+
+
+CONTESTANTS: dict[str, Limit | Loop] = {
+    contestant.name: contestant
+    for contestant in (
+        Limit("limit_ring", "C, pread into 8 buffers, 1 thread", threads=1),
+        Limit("limit_ring_2", "the same, 2 threads with 8 buffers each", threads=2),
+        Limit("limit_ring_topic", "as limit_ring, of the topic's own file", threads=1, topic=True, usual=False),
+        Limit("limit_small_slab", "C, pread into the sequential slab's size", 1, slab_of="forebay_sequential"),
+        Limit("limit_small_slab_2", "the same, 2 threads", 2, slab_of="forebay_sequential"),
+        Limit("limit_slab", "C, pread into the shuffled slab's size, 1 thread", 1, slab_of="forebay_shuffled"),
+        Limit("limit_slab_2", "the same, 2 threads", 2, slab_of="forebay_shuffled"),
+        _ideal("ideal_pread", "sequential", "order", "Python, pread of a batch into 8 buffers"),
+        _ideal("ideal_blocks", "shuffled", "blocks", "the same, whole batches in random order"),
+        _ideal("ideal_rows", "shuffled", "rows", "the same, one pread per row in random order"),
+        _forebay("forebay_sequential", "sequential", "defaults"),
+        _forebay("forebay_sequential_1", "sequential", "1 reader thread", reader_threads=1),
+        _forebay("forebay_sequential_preadv", "sequential", "without io_uring", usual=False, reader="preadv"),
+        _forebay("forebay_sequential_unchecked", "sequential", "checksum='off'", usual=False, checksum="off"),
+        _forebay("forebay_shuffled", "shuffled", "shuffle=True, defaults"),
+        _forebay("forebay_shuffled_1", "shuffled", "shuffle=True, 1 reader thread", reader_threads=1),
+        _forebay("forebay_shuffled_2", "shuffled", "shuffle=True, 2 reader threads", reader_threads=2),
+        _forebay("forebay_shuffled_16", "shuffled", "shuffle=True, lanes=16", usual=False, lanes=16),
+        _forebay("forebay_shuffled_preadv", "shuffled", "without io_uring", usual=False, reader="preadv"),
+        _forebay("forebay_shuffled_unchecked", "shuffled", "checksum='off'", usual=False, checksum="off"),
+    )
+}
+"""By name, in the order of a round. Those not `usual` run only if named."""
+
+REFERENCE = "ideal_pread"
+"""The contestant that ratios are to."""

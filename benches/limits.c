@@ -1,0 +1,120 @@
+// What this machine can do at most: a file in the page cache, read in order, a batch at a time, into memory of a given size.
+//
+//   limits FILE READ_BYTES MEMORY_BYTES THREADS LEAST_SECONDS LEAST_PASSES
+//
+// The memory is a memfd, populated beforehand, cut into buffers of READ_BYTES that are used in turn: eight of them stay in
+// the last cache, as many as a loader's slab do not. Threads take every THREADSth read and have buffers of their own.
+// Whole passes are made until both leasts are reached; one line of JSON says how long each took. No options, no defaults:
+// the benchmark calls it.
+
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { PASSES_MAX = 4096, THREADS_MAX = 64 };
+
+struct job {
+    const char *path;
+    char *memory;
+    size_t read_bytes, buffers, size;
+    unsigned threads, number;
+    pthread_barrier_t *barrier;
+    const int *over;
+};
+
+static void check(int ok, const char *what) {
+    if (!ok) {
+        perror(what);
+        exit(1);
+    }
+}
+
+static double now_s(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + t.tv_nsec * 1e-9;
+}
+
+static double cpu_s(void) {
+    struct rusage u;
+    getrusage(RUSAGE_SELF, &u);
+    return u.ru_utime.tv_sec + u.ru_stime.tv_sec + 1e-6 * (u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+}
+
+static void *reader(void *argument) {
+    const struct job *job = argument;
+    int fd = open(job->path, O_RDONLY | O_CLOEXEC);
+    check(fd >= 0, "open");
+    for (;;) {
+        pthread_barrier_wait(job->barrier);
+        if (*job->over) break;
+        size_t buffer = 0;
+        for (size_t at = job->number * job->read_bytes; at < job->size; at += job->threads * job->read_bytes) {
+            size_t bytes = job->size - at < job->read_bytes ? job->size - at : job->read_bytes;
+            char *into = job->memory + (job->number * job->buffers + buffer) * job->read_bytes;
+            check(pread(fd, into, bytes, at) == (ssize_t)bytes, "pread");
+            buffer = buffer + 1 == job->buffers ? 0 : buffer + 1;
+        }
+        pthread_barrier_wait(job->barrier);
+    }
+    close(fd);
+    return NULL;
+}
+
+int main(int count, char **words) {
+    if (count != 7) {
+        fprintf(stderr, "usage: limits FILE READ_BYTES MEMORY_BYTES THREADS LEAST_SECONDS LEAST_PASSES\n");
+        return 2;
+    }
+    size_t read_bytes = strtoull(words[2], NULL, 10), memory_bytes = strtoull(words[3], NULL, 10);
+    unsigned threads = strtoul(words[4], NULL, 10), least_passes = strtoul(words[6], NULL, 10);
+    double least_s = strtod(words[5], NULL);
+    if (!read_bytes || !threads || threads > THREADS_MAX || memory_bytes / threads < read_bytes) {
+        fprintf(stderr, "limits: sizes that make no sense\n");
+        return 2;
+    }
+    struct stat about;
+    check(stat(words[1], &about) == 0, "stat");
+    int memory_fd = memfd_create("limits", MFD_CLOEXEC);
+    check(memory_fd >= 0, "memfd_create");
+    check(ftruncate(memory_fd, memory_bytes) == 0, "ftruncate");
+    char *memory = mmap(NULL, memory_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, memory_fd, 0);
+    check(memory != MAP_FAILED, "mmap");
+
+    int over = 0;
+    pthread_t ids[THREADS_MAX];
+    struct job jobs[THREADS_MAX];
+    pthread_barrier_t barrier;
+    pthread_barrier_init(&barrier, NULL, threads + 1);
+    for (unsigned i = 0; i < threads; i++) {
+        jobs[i] = (struct job){words[1],       memory,  read_bytes, memory_bytes / read_bytes / threads,
+                               about.st_size,  threads, i,          &barrier,
+                               &over};
+        check(pthread_create(&ids[i], NULL, reader, &jobs[i]) == 0, "pthread_create");
+    }
+    static double passes_s[PASSES_MAX];
+    unsigned passes = 0;
+    double began_s = now_s(), cpu_before_s = cpu_s();
+    while (passes < PASSES_MAX && (passes < least_passes || now_s() - began_s < least_s)) {
+        double start_s = now_s();
+        pthread_barrier_wait(&barrier);
+        pthread_barrier_wait(&barrier);
+        passes_s[passes++] = now_s() - start_s;
+    }
+    double cpu_used_s = cpu_s() - cpu_before_s;
+    over = 1;
+    pthread_barrier_wait(&barrier);
+    for (unsigned i = 0; i < threads; i++) pthread_join(ids[i], NULL);
+
+    printf("{\"epoch_bytes\": %zu, \"cpu_s\": %.6f, \"epoch_s\": [", (size_t)about.st_size, cpu_used_s);
+    for (unsigned i = 0; i < passes; i++) printf("%s%.6f", i ? ", " : "", passes_s[i]);
+    printf("]}\n");
+    return 0;
+}
