@@ -34,12 +34,14 @@ def _no_tensor_is_left() -> Iterator[None]:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Topics that no test changes.
 
-    `small`: 317 samples in three partitions and many segments, for orders. `wide`: 400 samples of 16 KiB, whose batches
-    of 8 and more are leased from the slab. `even`: 240 samples, which batches of 12 divide.
+    `small`: 317 samples in three partitions of two or three segments, for orders. `wide`: 400 samples of 16 KiB, whose
+    batches of 4 and more are leased from the slab. `even`: 240 samples in one partition, which batches of 12 divide.
     """
     pytest.importorskip("numpy")
     root = tmp_path_factory.mktemp("topics") / "root"
-    harness.make_topic(root, "small", [150, 41, 126], partitions=3, block_bytes="512", segment_bytes="4KiB")
+    harness.make_topic(
+        root, "small", [70, 41, 66, 50, 60, 10, 20], partitions=3, block_bytes="512", segment_bytes="4KiB"
+    )
     harness.make_topic(root, "wide", [250, 150], width=8192, partitions=2, block_bytes="256KiB", segment_bytes="1MiB")
-    harness.make_topic(root, "even", [240], block_bytes="512", segment_bytes="4KiB")
+    harness.make_topic(root, "even", [90, 30, 120], block_bytes="512", segment_bytes="4KiB")
     return root

@@ -52,7 +52,7 @@ def ingest(root: Path, name: str, parts: Sequence[int], width: int = 4, first: i
     folder.mkdir(exist_ok=True)
     files = []
     for count in parts:
-        ids = np.arange(first, first + count, dtype="i8")
+        ids: Any = np.arange(first, first + count, dtype="i8")
         file = folder / f"{name}-{first:08}.npz"
         np.savez(file, id=ids, x=x_of(ids, width))
         files.append(file)
@@ -61,11 +61,15 @@ def ingest(root: Path, name: str, parts: Sequence[int], width: int = 4, first: i
 
 
 def make_topic(root: Path, name: str, parts: Sequence[int], width: int = 4, partitions: int = 1, **sizes: str) -> None:
-    """A topic whose samples have the ids 0, 1, 2, ... in its own order if there is one file for each partition."""
+    """A topic of as many segments as there are parts, if these are larger than a segment.
+
+    With one partition its samples have the ids 0, 1, 2, ... in its own order.
+    """
     options = [f"--{name.replace('_', '-')}={value}" for name, value in sizes.items()]
     schema = f"id:int64, x:uint16[{width}]"
     cli("topic", "create", name, "--root", root, "--schema", schema, f"--partitions={partitions}", *options)
-    ingest(root, name, parts, width)
+    for number, part in enumerate(parts):
+        ingest(root, name, [part], width, sum(parts[:number]))
 
 
 def ids_of(batch: dict[str, Any]) -> list[int]:
@@ -309,20 +313,18 @@ def stuck(segment: Path) -> Iterator[Callable[[], None]]:
     segment.rename(aside)
     os.mkfifo(segment)
     os.link(segment, fifo)
-    ends: list[int] = []
 
     def answer() -> None:
-        if not ends:
+        if aside.exists():
             aside.replace(segment)
-            # Whoever opened the pipe to read waits for a writer; kept, so that nobody comes too late.
-            ends.append(os.open(fifo, os.O_RDWR | os.O_NONBLOCK))
+            # Whoever opened the pipe to read waits for a writer, and then for its end.
+            os.close(os.open(fifo, os.O_RDWR | os.O_NONBLOCK))
             fifo.unlink()
 
     try:
         yield answer
     finally:
         answer()
-        os.close(ends[0])
 
 
 def seeded(*parts: object) -> random.Random:

@@ -214,7 +214,8 @@ class DataLoader:
             "timeout_s": _seconds("timeout", timeout),
             "output": output,
         }
-        self._dataset = _dataset(dataset, root)
+        self._dataset: Dataset | None = _dataset(dataset, root)
+        self._schema = self._dataset.schema
         self._closed = False
         self._pid = os.getpid()
         self._making = threading.Lock()
@@ -232,6 +233,8 @@ class DataLoader:
     def _make(self, ranks: _ranks.Ranks) -> Loader:
         world = ranks.world_size
         whole = self._global_batch_size or (self._batch_size or 1) * world
+        if self._dataset is None:
+            raise ClosedError("the loader is closed")
         return Loader(self._dataset, global_batch=whole, rank=ranks.rank, world=world, **self._settings)
 
     def _native(self) -> Loader:
@@ -355,11 +358,12 @@ class DataLoader:
     @property
     def schema(self) -> str:
         """The topic's columns as text."""
-        return self._dataset.schema
+        return self._schema
 
     def close(self) -> None:
-        """Ends the threads and frees the slab; batches already yielded stay valid. Safe to call again."""
+        """Ends the threads, frees the slab, lets go of the topic. Batches stay valid. Safe to call again."""
         self._closed = True
+        self._dataset = None
         if self._iterator is not None and (iterator := self._iterator()) is not None:
             iterator.close()
         if self._loader is not None:

@@ -27,8 +27,8 @@ pub struct Dataset {
     view: TopicView,
     windows: Vec<Window>,
     line: WindowList,
-    /// Keeps retention away; `None` where the topic's folder cannot be written.
-    _guard: Option<Guard>,
+    /// Keeps retention away; `None` where the topic's folder cannot be written, and once the job is over.
+    guard: Option<Guard>,
     files: Mutex<Files>,
 }
 
@@ -104,7 +104,13 @@ impl Dataset {
             Err(error) if error.kind() == ErrorKind::Permission => None,
             Err(error) => return Err(error),
         };
-        Ok(Self { root, topic, view, windows, line, _guard: guard, files: Mutex::default() })
+        Ok(Self { root, topic, view, windows, line, guard, files: Mutex::default() })
+    }
+
+    /// Lets go of what is guarded and of all files: nothing more will be read.
+    pub(super) fn release(&mut self) {
+        self.guard = None;
+        self.files = Mutex::default();
     }
 
     /// The topic's name.

@@ -399,10 +399,14 @@ impl Loader {
     }
 
     /// Ends the loader: threads are gone and files closed when this returns, unless the system holds a read for seconds.
-    /// Batches already handed out stay valid.
+    /// Batches already handed out stay valid. What the loader kept from being deleted may be deleted.
     pub fn close(&mut self) {
         self.stop();
         self.closed = true;
+        // Unless others read it too.
+        if let Some(dataset) = Arc::get_mut(&mut self.dataset) {
+            dataset.release();
+        }
     }
 
     /// Running counts.

@@ -243,6 +243,7 @@ fn slots(epoch: &Schedule, settings: &Settings, slot_bytes: usize) -> Result<u32
         }
     };
     let slots = open + ahead.max(1) + LEASE_SLOTS;
+    let slot_bytes = slot_bytes.next_multiple_of(slab::PAGE_BYTES);
     let needed = slots.saturating_mul(slot_bytes as u64);
     let limit = settings.memory_limit_bytes.unwrap_or_else(|| memory_available_bytes() / 2);
     u32::try_from(slots).ok().filter(|_| needed <= limit).ok_or_else(|| {
