@@ -91,7 +91,7 @@ def raw_data(workload: Workload, raw: Path) -> np.memmap[Any, np.dtype[Any]]:
 
 
 def prepare(workload: Workload, folder: Path, forebay: Path, version: str) -> tuple[Data, dict[str, Any]]:
-    """Makes what is missing of the raw file and the topic; says how long ingest took, if it ran.
+    """Makes what is missing of the raw file and the topic; says how long ingest took.
 
     `version` names the build of `forebay`: another one ingests again.
     """
@@ -106,22 +106,15 @@ def prepare(workload: Workload, folder: Path, forebay: Path, version: str) -> tu
         shutil.rmtree(data.root, ignore_errors=True)
         source = folder / "samples.npz"
         _write_npz(workload, data.raw, source)
-        command: list[str | Path] = [
-            forebay,
-            "ingest",
-            source,
-            "--topic",
-            TOPIC,
-            "--root",
-            data.root,
-            "--json",
-            "--quiet",
-        ]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        where: list[str | Path] = ["--topic", TOPIC, "--root", data.root]
+        done = subprocess.run(
+            [forebay, "ingest", source, *where, "--json", "--quiet"], check=True, capture_output=True, text=True
+        )
         source.unlink()
-        told = json.loads(done.stdout)
-        about["ingest"] = {name: told[name] for name in ("rows", "bytes", "seconds")}
+        (folder / "ingest.json").write_text(done.stdout)
         _stamp(folder / "topic.json", topic)
+    told = json.loads((folder / "ingest.json").read_text())
+    about["ingest"] = {name: told[name] for name in ("rows", "bytes", "seconds")}
     return data, about
 
 
