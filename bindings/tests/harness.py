@@ -335,3 +335,11 @@ def seeded(*parts: object) -> random.Random:
 def flat(batches: Iterable[list[int]]) -> list[int]:
     """All samples of some batches."""
     return [one for batch in batches for one in batch]
+
+
+def damage(segment: Path, near: bytes) -> None:
+    """Flips a bit of a segment's file in the middle of what is found there."""
+    data = bytearray(segment.read_bytes())
+    at = data.index(near) + len(near) // 2
+    data[at] ^= 0x10
+    segment.write_bytes(data)

@@ -364,6 +364,8 @@ class DataLoader:
         """Ends the threads, frees the slab, lets go of the topic. Batches stay valid. Safe to call again."""
         self._closed = True
         self._dataset = None
+        if self._pid != os.getpid():
+            return  # In a forked child there is nothing to end.
         if self._iterator is not None and (iterator := self._iterator()) is not None:
             iterator.close()
         if self._loader is not None:
