@@ -97,27 +97,28 @@ class Ideal:
         return self._rows(number) if self._what == "rows" else self._blocks(number)
 
     def _blocks(self, number: int) -> Iterator[Batch]:
-        np, torch, w = self._np, self._torch, self._workload
-        starts = range(0, w.samples, w.batch)
+        samples, batch, size = self._workload.samples, self._workload.batch, self._workload.row_bytes
+        arange, from_numpy = self._np.arange, self._torch.from_numpy
+        starts = list(range(0, samples, batch))
         if self._what == "blocks":
-            starts = np.random.default_rng([SEED, number]).permutation(np.asarray(starts)).tolist()
+            starts = self._np.random.default_rng([SEED, number]).permutation(starts).tolist()
+        ring, fd = list(zip(self._buffers, self._views, strict=True)), self._fd
         for step, start in enumerate(starts):
-            count = min(w.batch, w.samples - start)
-            buffer = step % RING_BUFFERS
-            os.preadv(self._fd, [self._views[buffer][: count * w.row_bytes]], start * w.row_bytes)
-            ids = np.arange(start, start + count)
-            yield {"x": self._buffers[buffer][:count], "id": torch.from_numpy(ids)}
+            count = min(batch, samples - start)
+            buffer, view = ring[step % RING_BUFFERS]
+            os.preadv(fd, [view[: count * size]], start * size)
+            yield {"x": buffer[:count], "id": from_numpy(arange(start, start + count))}
 
     def _rows(self, number: int) -> Iterator[Batch]:
-        np, torch, w = self._np, self._torch, self._workload
-        order, size = np.random.default_rng([SEED, number]).permutation(w.samples), w.row_bytes
-        for step, start in enumerate(range(0, w.samples, w.batch)):
-            ids = order[start : start + w.batch]
-            buffer = step % RING_BUFFERS
-            view = self._views[buffer]
+        samples, batch, size = self._workload.samples, self._workload.batch, self._workload.row_bytes
+        order = self._np.random.default_rng([SEED, number]).permutation(samples)
+        ring, fd = list(zip(self._buffers, self._views, strict=True)), self._fd
+        for step, start in enumerate(range(0, samples, batch)):
+            ids = order[start : start + batch]
+            buffer, view = ring[step % RING_BUFFERS]
             for row, index in enumerate(ids.tolist()):
-                os.preadv(self._fd, [view[row * size : (row + 1) * size]], index * size)
-            yield {"x": self._buffers[buffer][: len(ids)], "id": torch.from_numpy(ids)}
+                os.preadv(fd, [view[row * size : (row + 1) * size]], index * size)
+            yield {"x": buffer[: len(ids)], "id": self._torch.from_numpy(ids)}
 
     def stats(self) -> dict[str, int]:
         """See `Opened`."""

@@ -14,6 +14,7 @@ import subprocess
 import zipfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class Workload:
     dtype: str
     batch: int
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         """Bytes of one sample without its id."""
         return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
