@@ -11,15 +11,19 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 from forebay._forebay import BatchIterator
 from forebay.errors import ClosedError
 from forebay.errors import TimeoutError as LateError
+
+REFILL_S = 0.005
+"""While a transform is waited for: how often to look for further batches that it can be joined by."""
 
 Function = Callable[[dict[str, Any], Any], Any]
 
@@ -67,6 +71,10 @@ class TransformIterator:
         """Whether the epoch's last batch was yielded."""
         return self._exhausted and not self._pending
 
+    @property
+    def _wants_more(self) -> bool:
+        return not self._exhausted and len(self._pending) < self._ahead
+
     def __iter__(self) -> TransformIterator:
         return self
 
@@ -95,9 +103,13 @@ class TransformIterator:
             return value
 
     def _wait(self, future: Future[Any]) -> BaseException | None:
-        """The error of a transform once it is done."""
+        """The error of a transform once it is done. Batches that become ready meanwhile join it on the other threads."""
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        while self._wants_more and not future.done() and (deadline is None or time.monotonic() < deadline):
+            wait((future,), REFILL_S)
+            self._fill()
         try:
-            error = future.exception(self._timeout)
+            error = future.exception(None if deadline is None else max(deadline - time.monotonic(), 0))
         except CancelledError:
             raise self._last_word() from None
         except FutureTimeoutError:
@@ -115,7 +127,7 @@ class TransformIterator:
         if self._batches.handed_out != self.yielded + len(self._pending):
             self._finish(ClosedError("a batch taken ahead was lost to an interrupt"))
             raise self._last_word()
-        while not self._exhausted and len(self._pending) < self._ahead:
+        while self._wants_more:
             if self._pending and not ready:
                 return
             try:

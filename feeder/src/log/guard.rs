@@ -80,6 +80,8 @@ impl Topic {
             )));
         }
         let folder = Folder::open(self.dir())?;
+        // What killed processes left behind goes with the next reader, so that it never piles up.
+        drop(folder.live()?);
         let path = folder.dir.join(format!("{}.{ENDING}", files::unique()?));
         let file = write_locked(&folder.dir, &path, from)?;
         let guard = Guard { path, dir: folder.dir.clone(), file, from: from.to_vec() };
