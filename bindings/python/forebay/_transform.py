@@ -103,7 +103,7 @@ class TransformIterator:
             return value
 
     def _wait(self, future: Future[Any]) -> BaseException | None:
-        """The error of a transform once it is done. Batches that become ready meanwhile join it on the other threads."""
+        """The error of a transform once it is done. Batches that get ready meanwhile join it on the other threads."""
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
         while self._wants_more and not future.done() and (deadline is None or time.monotonic() < deadline):
             wait((future,), REFILL_S)
