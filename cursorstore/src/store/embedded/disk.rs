@@ -20,6 +20,7 @@ use super::faults;
 pub enum Step {
     CreateDir,
     Create,
+    Open,
     Write,
     Sync,
     Cut,
@@ -57,6 +58,12 @@ pub(super) fn create_dir(path: &Path) -> io::Result<()> {
 pub(super) fn create(path: &Path) -> io::Result<File> {
     before(Step::Create)?;
     OpenOptions::new().read(true).write(true).create_new(true).open(path)
+}
+
+/// Opens a file for writing.
+pub(super) fn open(path: &Path) -> io::Result<File> {
+    before(Step::Open)?;
+    OpenOptions::new().read(true).write(true).open(path)
 }
 
 /// Writes all of `bytes`.

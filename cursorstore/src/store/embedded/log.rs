@@ -215,7 +215,7 @@ impl Log {
         let frame_max = (frame::BODY_BYTES_MAX + frame::AROUND_BYTES) as u64;
         self.fill(&mut rest, length, left.min(2 * frame_max) as usize)?;
         let is_followed = match found {
-            Found::Damaged { bytes } => left > *bytes as u64,
+            Found::Damaged { bytes } => rest.get(*bytes..).is_some_and(|after| after.iter().any(|&byte| byte != 0)),
             Found::NoFrame => left > frame_max || frame::any_follows(&rest),
             Found::Part { .. } | Found::Frame { .. } => false,
         };

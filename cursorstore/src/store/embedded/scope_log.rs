@@ -125,7 +125,7 @@ impl ScopeLog {
                 continue;
             };
             let path = log_path(&self.dir, number);
-            let file = match OpenOptions::new().read(true).write(true).open(&path) {
+            let file = match disk::open(&path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 file => file.map_err(StoreError::io("open the log for writing", &path))?,
             };
