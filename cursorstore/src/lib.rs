@@ -14,6 +14,8 @@ pub mod state;
 
 pub mod store;
 
+pub mod records;
+
 pub use position::{Incarnation, TopicName};
 pub use state::{Cursor, PlanKey, State, StateError};
 pub use window::{Extent, ExtentRange, Window, WindowList};
