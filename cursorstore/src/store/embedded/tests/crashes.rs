@@ -107,6 +107,25 @@ fn every_prefix_of_every_write_recovers_to_the_last_acknowledged_record() {
 }
 
 #[test]
+fn a_crash_upon_what_a_crash_left_recovers_too() {
+    let dir = fast_dir();
+    let path = log_file(dir.path(), 0);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let (whole, expected) = history().remove(2);
+    let torn = [&whole[..], &[0xa5; 3000]].concat();
+    for after in 0.. {
+        fs::write(&path, &torn).unwrap();
+        let store = Embedded::open(dir.path()).unwrap();
+        let (_, died) = with(Fault::Die { after }, || store.acquire(&job()).is_ok());
+        assert_eq!(state(dir.path()).unwrap(), expected, "after={after}");
+        if !died {
+            assert!(after > 40);
+            break;
+        }
+    }
+}
+
+#[test]
 fn every_prefix_without_a_hint_recovers_too() {
     let dir = fast_dir();
     let path = log_file(dir.path(), 0);

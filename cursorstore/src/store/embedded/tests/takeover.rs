@@ -91,35 +91,53 @@ fn put_path(root: &Path) -> PathBuf {
     root.join("store/job/vision").join(files(root).remove(0))
 }
 
-/// The process that is stopped: appends, or adds a fact, and says what came of it. Nothing when run by itself.
+/// What the process does when it is stopped.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Act {
+    Append,
+    Fact,
+    /// It comes to a log whose lock is held.
+    TakeOver,
+}
+
+/// The process that is stopped says what came of what it did. Nothing when run by itself.
 #[test]
 fn stopped_process() {
     let (Ok(root), Ok(stop)) = (std::env::var(ROOT), std::env::var(STOP)) else { return };
     let numbers: Vec<usize> = stop.split(' ').map(|number| number.parse().unwrap()).collect();
-    let [step, nth, is_fact] = numbers[..] else { unreachable!() };
-    let store = Embedded::open_with(&root, EAGER).unwrap();
-    let mut writer = store.acquire(&job()).unwrap();
-    writer.append(&Batch::new().put("a", "before").put("b", "before")).unwrap();
-    let (result, stopped) = with(Fault::Stop { step: STEPS[step], nth: nth as u32 }, || match is_fact {
-        1 => store.fact(&job(), "stopped", b"1").map(|()| None),
-        _ => writer.put("a", "stopped").map(Some),
+    let [step, nth, act] = numbers[..] else { unreachable!() };
+    let act = [Act::Append, Act::Fact, Act::TakeOver][act];
+    let settings = if act == Act::TakeOver { IMPATIENT } else { EAGER };
+    let store = Embedded::open_with(&root, settings).unwrap();
+    let mut writer = (act != Act::TakeOver).then(|| store.acquire(&job()).unwrap());
+    if let Some(writer) = &mut writer {
+        writer.append(&Batch::new().put("a", "before").put("b", "before")).unwrap();
+    }
+    let (result, stopped) = with(Fault::Stop { step: STEPS[step], nth: nth as u32 }, || match &mut writer {
+        None => store.acquire(&job()).map(|_| ()),
+        Some(_) if act == Act::Fact => store.fact(&job(), "stopped", b"1"),
+        Some(writer) => writer.put("a", "stopped").map(|_| ()),
     });
     let outcome = match result {
-        Ok(_) => "acknowledged".to_string(),
+        Ok(()) => "acknowledged".to_string(),
         Err(error) => format!("{:?}", error.kind()),
     };
-    fs::write(Path::new(&root).join("outcome"), format!("{outcome} {stopped}")).unwrap();
+    fs::write(Path::new(&root).join(format!("{act:?}")), format!("{outcome} {stopped}")).unwrap();
 }
 
-fn start(root: &Path, step: usize, nth: u32, is_fact: bool) -> Child {
+fn start(root: &Path, step: usize, nth: u32, act: Act) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "store::embedded::tests::takeover::stopped_process", "--test-threads=1"])
         .env(ROOT, root)
-        .env(STOP, format!("{step} {nth} {}", u8::from(is_fact)))
+        .env(STOP, format!("{step} {nth} {}", act as u8))
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap()
+}
+
+fn outcome(root: &Path, act: Act) -> String {
+    fs::read_to_string(root.join(format!("{act:?}"))).unwrap()
 }
 
 /// Waits until the process is stopped, or has ended: then `false`.
@@ -138,9 +156,9 @@ fn a_writer_stopped_within_an_append_is_fenced_when_it_wakes_up() {
     for step in 0..STEPS.len() {
         for nth in 0.. {
             let dir = fast_dir();
-            let mut child = start(dir.path(), step, nth, false);
+            let mut child = start(dir.path(), step, nth, Act::Append);
             if !is_stopped(&child) {
-                assert_eq!(fs::read_to_string(dir.path().join("outcome")).unwrap(), "acknowledged false");
+                assert_eq!(outcome(dir.path(), Act::Append), "acknowledged false");
                 break;
             }
             stops += 1;
@@ -152,7 +170,7 @@ fn a_writer_stopped_within_an_append_is_fenced_when_it_wakes_up() {
             let mut log = String::new();
             child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
             assert!(child.wait().unwrap().success(), "{log}");
-            let outcome = fs::read_to_string(dir.path().join("outcome")).unwrap();
+            let outcome = outcome(dir.path(), Act::Append);
             let at_end = state(dir.path()).unwrap();
             let found = |key: &str| at_end.iter().find(|(found, _)| found == key).unwrap().1.clone();
             assert_eq!(found("b"), b"after", "{:?} {nth}", STEPS[step]);
@@ -175,7 +193,7 @@ fn a_fact_stopped_within_an_append_arrives_when_it_wakes_up() {
     for step in 0..STEPS.len() {
         for nth in 0.. {
             let dir = fast_dir();
-            let mut child = start(dir.path(), step, nth, true);
+            let mut child = start(dir.path(), step, nth, Act::Fact);
             if !is_stopped(&child) {
                 break;
             }
@@ -184,10 +202,38 @@ fn a_fact_stopped_within_an_append_arrives_when_it_wakes_up() {
             writer.put("b", "after").unwrap();
             kill(Pid::from_raw(child.id() as i32), Signal::SIGCONT).unwrap();
             assert!(child.wait().unwrap().success());
-            let outcome = fs::read_to_string(dir.path().join("outcome")).unwrap();
-            assert_eq!(outcome, "acknowledged true", "{:?} {nth}", STEPS[step]);
+            assert_eq!(outcome(dir.path(), Act::Fact), "acknowledged true", "{:?} {nth}", STEPS[step]);
             assert_eq!(store.get(&job(), "stopped").unwrap().unwrap().value[..], *b"1");
             assert_eq!(store.get(&job(), "b").unwrap().unwrap().value[..], *b"after");
         }
+    }
+}
+
+/// A writer is stopped before it writes; another process comes to take over and is stopped before the copy gets its
+/// name; then the writer goes on, and only then the other.
+#[test]
+fn what_is_acknowledged_while_a_copy_is_made_is_not_lost() {
+    let (write, link) = (2, 5);
+    assert_eq!((STEPS[write], STEPS[link]), (Step::Write, Step::Link));
+    let go_on = |child: &mut Child| {
+        kill(Pid::from_raw(child.id() as i32), Signal::SIGCONT).unwrap();
+        assert!(child.wait().unwrap().success());
+    };
+    for (act, key) in [(Act::Append, "a"), (Act::Fact, "stopped")] {
+        let dir = fast_dir();
+        let mut writer = start(dir.path(), write, 0, act);
+        assert!(is_stopped(&writer));
+        let mut other = start(dir.path(), link, 0, Act::TakeOver);
+        assert!(is_stopped(&other));
+        go_on(&mut writer);
+        assert_eq!(outcome(dir.path(), act), "acknowledged true", "nobody has acquired the scope yet");
+        let acknowledged = state(dir.path()).unwrap();
+        go_on(&mut other);
+        assert_eq!(outcome(dir.path(), Act::TakeOver), "acknowledged true");
+        assert_eq!(state(dir.path()).unwrap(), acknowledged);
+        assert!(acknowledged.iter().any(|(found, value)| found == key && value != b"before"));
+        let store = Embedded::open(dir.path()).unwrap();
+        assert_eq!(store.acquire(&job()).unwrap().generation(), 3);
+        assert_eq!(files(dir.path()).len(), 1, "{:?}", files(dir.path()));
     }
 }
