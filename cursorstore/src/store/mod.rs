@@ -30,7 +30,7 @@ pub use batch::{BATCH_BYTES_MAX, BATCH_CHANGES_MAX, Batch, VALUE_BYTES_MAX};
 pub use embedded::Embedded;
 pub use error::{StoreError, StoreErrorKind};
 pub use scope::{KEY_BYTES_MAX, Scope};
-pub use view::{Changes, Entry, Mark, View};
+pub use view::{Change, Changes, Entry, Mark, View};
 
 /// Result of the store.
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;

@@ -256,7 +256,7 @@ impl Numbers {
 
 fn random_histories_agree_with_a_map(harness: &impl Harness, seed: u64) {
     let mut numbers = Numbers(seed);
-    let mut stores = vec![harness.open(), harness.open()];
+    let mut stores = [harness.open(), harness.open()];
     let mut writer = stores[0].acquire(&job()).unwrap();
     let mut model: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     let mut mirror: BTreeMap<String, Vec<u8>> = BTreeMap::new();

@@ -71,6 +71,9 @@ impl View {
     }
 }
 
+/// A key, and its value if it has one.
+pub type Change = (Arc<str>, Option<Arc<[u8]>>);
+
 /// What changed between two moments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
@@ -80,5 +83,5 @@ pub struct Changes {
     /// now, perhaps none.
     pub whole: bool,
     /// Each changed key once, in the order of its last change, with its value now; `None` when it is removed.
-    pub changes: Vec<(Arc<str>, Option<Arc<[u8]>>)>,
+    pub changes: Vec<Change>,
 }

@@ -43,18 +43,23 @@ fn a_rewrite_may_die_at_every_point() {
     assert!(!died_last, "there are more points than a copy has bytes");
 }
 
+type State = Vec<(String, Vec<u8>)>;
+
 /// A log that grew by one frame per step: its bytes after every step, and the state then.
-fn history() -> Vec<(Vec<u8>, Vec<(String, Vec<u8>)>)> {
+fn history() -> Vec<(Vec<u8>, State)> {
     let dir = fast_dir();
     let store = Embedded::open(dir.path()).unwrap();
     let mut writer = store.acquire(&job()).unwrap();
     let mut steps = Vec::new();
     for step in 0..6u8 {
+        let changes = match step {
+            4 => Batch::new().delete("a").put("b", ""),
+            _ => Batch::new().put("a", [step; 40]).put("c", [step]),
+        };
         match step {
-            0 => drop(store.add_facts(&job(), &[("digest/0", b"x"), ("digest/1", b"y")]).unwrap()),
+            0 => store.add_facts(&job(), &[("digest/0", b"x"), ("digest/1", b"y")]).unwrap(),
             3 => writer = store.acquire(&job()).unwrap(),
-            4 => drop(writer.append(&Batch::new().delete("a").put("b", "")).unwrap()),
-            _ => drop(writer.append(&Batch::new().put("a", [step; 40]).put("c", [step])).unwrap()),
+            _ => assert!(writer.append(&changes).unwrap() > crate::store::Mark::START),
         }
         steps.push((fs::read(log_file(dir.path(), 0)).unwrap(), state(dir.path()).unwrap()));
     }

@@ -91,6 +91,23 @@ fn a_flipped_byte_is_named_without_a_hint_too() {
 }
 
 #[test]
+fn damage_after_the_hint_is_named_where_a_frame_follows() {
+    let (dir, bytes, starts) = sample();
+    let sum = u32::from_le_bytes(*bytes[508..].first_chunk().unwrap());
+    let hint = super::super::frame::hint_bytes(starts[2], sum);
+    for at in starts[2]..starts[3] {
+        let mut bytes = bytes.clone();
+        bytes[HINT_AT as usize..HINT_AT as usize + HINT_BYTES].copy_from_slice(&hint);
+        put(dir.path(), &bytes);
+        state(dir.path()).expect("the hint may lag behind");
+        bytes[at as usize] ^= 4;
+        put(dir.path(), &bytes);
+        let error = state(dir.path()).unwrap_err();
+        assert!(matches!(error, StoreError::Corrupt { offset, .. } if offset == starts[2]), "at={at}: {error}");
+    }
+}
+
+#[test]
 fn a_log_cut_below_what_was_acknowledged_is_damage() {
     let (dir, bytes, _) = sample();
     for length in 0..bytes.len() {

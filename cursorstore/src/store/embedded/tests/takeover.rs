@@ -14,6 +14,8 @@ use super::*;
 use crate::store::{Batch, StoreErrorKind, StoreExt};
 
 const IMPATIENT: Settings = Settings { patience: Duration::from_millis(50), ..EAGER };
+/// By number, for the process that is stopped.
+const SETTINGS: [Settings; 3] = [EAGER, IMPATIENT, Settings { rewrite_bytes_min: u64::MAX, ..EAGER }];
 const ROOT: &str = "FOREBAY_TEST_ROOT";
 const STOP: &str = "FOREBAY_TEST_STOP";
 const STEPS: [Step; 7] = [Step::Open, Step::Lock, Step::Write, Step::Sync, Step::Create, Step::Link, Step::Remove];
@@ -105,9 +107,8 @@ enum Act {
 fn stopped_process() {
     let (Ok(root), Ok(stop)) = (std::env::var(ROOT), std::env::var(STOP)) else { return };
     let numbers: Vec<usize> = stop.split(' ').map(|number| number.parse().unwrap()).collect();
-    let [step, nth, act] = numbers[..] else { unreachable!() };
-    let act = [Act::Append, Act::Fact, Act::TakeOver][act];
-    let settings = if act == Act::TakeOver { IMPATIENT } else { EAGER };
+    let [step, nth, act, settings] = numbers[..] else { unreachable!() };
+    let (act, settings) = ([Act::Append, Act::Fact, Act::TakeOver][act], SETTINGS[settings]);
     let store = Embedded::open_with(&root, settings).unwrap();
     let mut writer = (act != Act::TakeOver).then(|| store.acquire(&job()).unwrap());
     if let Some(writer) = &mut writer {
@@ -125,11 +126,12 @@ fn stopped_process() {
     fs::write(Path::new(&root).join(format!("{act:?}")), format!("{outcome} {stopped}")).unwrap();
 }
 
-fn start(root: &Path, step: usize, nth: u32, act: Act) -> Child {
+/// Starts it with the settings of that number.
+fn start(root: &Path, step: usize, nth: u32, act: Act, settings: usize) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "store::embedded::tests::takeover::stopped_process", "--test-threads=1"])
         .env(ROOT, root)
-        .env(STOP, format!("{step} {nth} {}", act as u8))
+        .env(STOP, format!("{step} {nth} {} {settings}", act as u8))
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
@@ -153,10 +155,10 @@ fn is_stopped(child: &Child) -> bool {
 #[test]
 fn a_writer_stopped_within_an_append_is_fenced_when_it_wakes_up() {
     let (mut fenced, mut stops) = (0, 0);
-    for step in 0..STEPS.len() {
+    for (step, kind) in STEPS.into_iter().enumerate() {
         for nth in 0.. {
             let dir = fast_dir();
-            let mut child = start(dir.path(), step, nth, Act::Append);
+            let mut child = start(dir.path(), step, nth, Act::Append, 0);
             if !is_stopped(&child) {
                 assert_eq!(outcome(dir.path(), Act::Append), "acknowledged false");
                 break;
@@ -173,13 +175,13 @@ fn a_writer_stopped_within_an_append_is_fenced_when_it_wakes_up() {
             let outcome = outcome(dir.path(), Act::Append);
             let at_end = state(dir.path()).unwrap();
             let found = |key: &str| at_end.iter().find(|(found, _)| found == key).unwrap().1.clone();
-            assert_eq!(found("b"), b"after", "{:?} {nth}", STEPS[step]);
-            assert_eq!(found("a"), at_acquire, "nothing of it comes later: {:?} {nth}", STEPS[step]);
+            assert_eq!(found("b"), b"after", "{kind:?} {nth}");
+            assert_eq!(found("a"), at_acquire, "nothing of it comes later: {kind:?} {nth}");
             match &*outcome {
                 "Fenced true" => fenced += 1,
                 // It had counted before it was stopped, and was clearing up.
-                "acknowledged true" => assert_eq!(at_acquire, b"stopped", "{:?} {nth}", STEPS[step]),
-                _ => panic!("{:?} {nth}: {outcome}", STEPS[step]),
+                "acknowledged true" => assert_eq!(at_acquire, b"stopped", "{kind:?} {nth}"),
+                _ => panic!("{kind:?} {nth}: {outcome}"),
             }
             writer.put("a", "last").expect("the new writer is not disturbed");
             assert_eq!(store.acquire(&job()).unwrap().generation(), 3);
@@ -190,10 +192,10 @@ fn a_writer_stopped_within_an_append_is_fenced_when_it_wakes_up() {
 
 #[test]
 fn a_fact_stopped_within_an_append_arrives_when_it_wakes_up() {
-    for step in 0..STEPS.len() {
+    for (step, kind) in STEPS.into_iter().enumerate() {
         for nth in 0.. {
             let dir = fast_dir();
-            let mut child = start(dir.path(), step, nth, Act::Fact);
+            let mut child = start(dir.path(), step, nth, Act::Fact, 0);
             if !is_stopped(&child) {
                 break;
             }
@@ -202,7 +204,7 @@ fn a_fact_stopped_within_an_append_arrives_when_it_wakes_up() {
             writer.put("b", "after").unwrap();
             kill(Pid::from_raw(child.id() as i32), Signal::SIGCONT).unwrap();
             assert!(child.wait().unwrap().success());
-            assert_eq!(outcome(dir.path(), Act::Fact), "acknowledged true", "{:?} {nth}", STEPS[step]);
+            assert_eq!(outcome(dir.path(), Act::Fact), "acknowledged true", "{kind:?} {nth}");
             assert_eq!(store.get(&job(), "stopped").unwrap().unwrap().value[..], *b"1");
             assert_eq!(store.get(&job(), "b").unwrap().unwrap().value[..], *b"after");
         }
@@ -221,9 +223,9 @@ fn what_is_acknowledged_while_a_copy_is_made_is_not_lost() {
     };
     for (act, key) in [(Act::Append, "a"), (Act::Fact, "stopped")] {
         let dir = fast_dir();
-        let mut writer = start(dir.path(), write, 0, act);
+        let mut writer = start(dir.path(), write, 0, act, 2);
         assert!(is_stopped(&writer));
-        let mut other = start(dir.path(), link, 0, Act::TakeOver);
+        let mut other = start(dir.path(), link, 0, Act::TakeOver, 1);
         assert!(is_stopped(&other));
         go_on(&mut writer);
         assert_eq!(outcome(dir.path(), act), "acknowledged true", "nobody has acquired the scope yet");
