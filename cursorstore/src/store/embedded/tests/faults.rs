@@ -24,6 +24,32 @@ fn set(pairs: &[(&str, &str)]) -> Vec<(String, Vec<u8>)> {
 }
 
 #[test]
+fn a_durable_append_costs_one_sync() {
+    let (_dir, store, mut writer) = with_record();
+    let syncs = |nth, act: &mut dyn FnMut()| with(fail(Step::Sync, nth, Errno::EIO, 0), act).1;
+    assert!(!syncs(1, &mut || drop(writer.put("a", "2"))), "no second one");
+    assert!(syncs(0, &mut || drop(writer.put("a", "3"))));
+    writer.put("a", "4").unwrap();
+    assert!(syncs(0, &mut || drop(store.fact(&job(), "f", b"1"))));
+    store.fact(&job(), "f", b"1").unwrap();
+    assert!(!syncs(0, &mut || store.fact(&job(), "f", b"1").unwrap()), "none for what is there already");
+}
+
+#[test]
+fn nothing_counts_before_the_names_on_the_way_to_it_are_durable() {
+    let (dir, _store, _writer) = with_record();
+    let names = 1 + "job/vision store root".split([' ', '/']).count();
+    for nth in 0..names as u32 {
+        // Another process made them, and may have died before it synced them.
+        let store = Embedded::open(dir.path()).unwrap();
+        let (result, failed) = with(fail(Step::SyncDir, nth, Errno::EIO, 0), || store.acquire(&job()).map(|_| ()));
+        assert_eq!((result.is_err(), failed), (nth < 4, nth < 4), "nth={nth}");
+        let again = with(fail(Step::SyncDir, 0, Errno::EIO, 0), || store.fact(&job(), "f", b"1").is_ok());
+        assert_eq!(again, if nth < 4 { (false, true) } else { (true, false) }, "nth={nth}");
+    }
+}
+
+#[test]
 fn a_full_disk_loses_nothing_and_the_writer_goes_on() {
     for bytes in [0, 1, 15, 16, 30, 40] {
         let (dir, _store, mut writer) = with_record();
