@@ -68,17 +68,19 @@ impl FromStr for TopicName {
             None => vec!["public", "default", text],
         };
         let [tenant, namespace, name] = parts[..] else { return Err(bad()) };
-        let fine = |part: &str| {
-            !part.is_empty()
-                && part.len() <= NAME_PART_BYTES_MAX
-                && !part.starts_with('.')
-                && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
-        };
-        if ![tenant, namespace, name].into_iter().all(fine) {
+        if ![tenant, namespace, name].into_iter().all(is_name_part) {
             return Err(bad());
         }
         Ok(Self { tenant: tenant.into(), namespace: namespace.into(), name: name.into() })
     }
+}
+
+/// Whether a text can be a part of a name: it never leaves a directory and needs no quoting anywhere.
+pub(crate) fn is_name_part(part: &str) -> bool {
+    !part.is_empty()
+        && part.len() <= NAME_PART_BYTES_MAX
+        && !part.starts_with('.')
+        && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
 }
 
 impl TryFrom<String> for TopicName {

@@ -1,0 +1,104 @@
+//! `checkpoint/<job>/<step>`: a model checkpoint and the position in the data that belongs to it, one durable fact.
+
+use serde::{Deserialize, Serialize};
+
+use super::{BadBody, Record, from_json, padded, state_json, to_json};
+use crate::State;
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Checkpoint {
+    /// The job.
+    pub job: String,
+    /// The user's own growing number.
+    pub step: u64,
+    /// Steps of data taken when it was made, counted over the job's whole line.
+    pub data_step: u64,
+    /// The run that made it.
+    pub generation: u64,
+    /// The data that comes next.
+    #[serde(with = "state_json")]
+    pub state: State,
+    /// The model's file, if there is one.
+    pub path: Option<String>,
+    /// The dataset version read, as `name@vN`; `None` for a bare topic.
+    pub dataset: Option<String>,
+    /// Revision of the training code, if told.
+    pub revision: Option<String>,
+    /// When, in milliseconds since 1970.
+    pub committed_ms: u64,
+}
+
+impl Checkpoint {
+    /// What the keys of a job's checkpoints begin with; sorted by key they are sorted by step.
+    pub fn prefix(job: &str) -> String {
+        format!("checkpoint/{job}/")
+    }
+
+    /// The key of one step's.
+    pub fn key_of(job: &str, step: u64) -> String {
+        Self::prefix(job) + &padded(step)
+    }
+}
+
+impl Record for Checkpoint {
+    const KIND: &'static str = "checkpoint";
+    const VERSION: u32 = 1;
+
+    fn key(&self) -> String {
+        Self::key_of(&self.job, self.step)
+    }
+
+    fn body(&self) -> Vec<u8> {
+        to_json(self)
+    }
+
+    fn parse(version: u32, body: &[u8]) -> Result<Self, BadBody> {
+        match version {
+            1 => from_json(body),
+            _ => Err(BadBody::Version),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::testkit::{check, golden, name, round_trip, state};
+    use super::*;
+
+    fn checkpoint(job: &str, step: u64, n: u64) -> Checkpoint {
+        Checkpoint {
+            job: job.into(),
+            step,
+            data_step: 120,
+            generation: 3,
+            state: state(n),
+            path: Some("runs/vision/model-30.pt".into()),
+            dataset: None,
+            revision: Some("4f0c2d1".into()),
+            committed_ms: 1_790_000_000_000,
+        }
+    }
+
+    #[test]
+    fn golden_bytes() {
+        let checkpoint = checkpoint("vision", 30, 30720);
+        check(&checkpoint, "checkpoint/vision/00000000000000000030", golden!("checkpoint.1"));
+        assert!(checkpoint.encode().len() < 700);
+    }
+
+    proptest! {
+        #[test]
+        fn any_round_trips(job in name(), step: u64, n in 0..u64::MAX / 2, path: Option<String>) {
+            round_trip(&Checkpoint { path, ..checkpoint(&job, step, n) });
+        }
+
+        #[test]
+        fn keys_are_in_the_order_of_steps(a: u64, b: u64) {
+            prop_assert_eq!(Checkpoint::key_of("j", a).cmp(&Checkpoint::key_of("j", b)), a.cmp(&b));
+        }
+    }
+}
