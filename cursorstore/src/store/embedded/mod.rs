@@ -11,7 +11,7 @@
 //!   they look again; `link` and `unlink` are all that happens to names, so they never find none.
 //! - Readers take no lock and need no right to write.
 //!
-//! [`frame`] describes the bytes, [`listing`] the files, [`log`] how torn and damaged logs are told apart.
+//! `frame` describes the bytes, `listing` the files, `log` how torn and damaged logs are told apart.
 
 mod disk;
 #[cfg(any(test, feature = "testing"))]
