@@ -97,7 +97,7 @@ class Bench:
                 result = self.limit(contestant) if isinstance(contestant, Limit) else self.loop(contestant)
                 self.put("run", round=number, contestant=contestant.name, order=contestant.order, **result)
                 rate = report.gigabytes_per_s(self.rows[-1])
-                others = result["others_s"] / result["whole_s"]
+                others = report.others(self.rows[-1])
                 say(f"round {number + 1} {contestant.name:30} {rate:6.2f} GB/s  others {others:4.0%} of a core")
             for name in LATENCY_OF:
                 if any(contestant.name == name for contestant in chosen):

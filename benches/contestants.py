@@ -191,3 +191,5 @@ CONTESTANTS: dict[str, Limit | Loop] = {
 
 REFERENCE = "ideal_pread"
 """The contestant that ratios are to."""
+RING = "limit_ring"
+"""The same without Python: what one thread can read at most."""

@@ -2,6 +2,7 @@
 
     report.py RESULTS.jsonl [RESULTS.jsonl ...]          prints
     report.py RESULTS.jsonl [...] --write RESULTS.md     replaces what stands there between the marks
+    report.py RESULTS.jsonl [...] --quiet 0.1            leaves out runs during which others used more of a core
 
 Rates are medians over the rounds, with least and most; ratios are made within each round and then summed up alike.
 """
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from contestants import CONTESTANTS, REFERENCE, Loop
+from contestants import CONTESTANTS, REFERENCE, RING, Loop
 
 Row = dict[str, Any]
 
@@ -26,6 +27,11 @@ _MIB, _GIGA, _KIB = 2**20, 1e9, 1024
 def gigabytes_per_s(run: Row) -> float:
     """Bytes delivered per second over whole epochs, first batches included."""
     return float(run["epoch_bytes"] * len(run["epoch_s"]) / sum(run["epoch_s"]) / _GIGA)
+
+
+def others(row: Row) -> float:
+    """Cores that others used during a run; 0 for what is no run."""
+    return float(row["others_s"] / row["whole_s"]) if row["kind"] == "run" else 0.0
 
 
 def tables(rows: Sequence[Row]) -> str:
@@ -113,10 +119,11 @@ def _rates(rows: Sequence[Row]) -> str:
                 contestant.about,
                 _spread(runs.of(name, gigabytes_per_s), 1),
                 _spread(runs.ratios(name, REFERENCE)),
-                f"{_spread(runs.ratios(name, limit))} of `{limit}`" if is_loop else "",
+                _spread(runs.ratios(name, RING)),
+                f"{_spread(runs.ratios(name, limit))} of `{limit}`" if runs.ratios(name, limit) else "",
                 _median(runs.of(name, _cpu_per_gigabyte), 3),
                 f"{_median(start, 1)} + {_median(first, 1)}" if is_loop else "",
-                _median(runs.of(name, lambda run: run["others_s"] / run["whole_s"]), 0, 100, "%"),
+                _median(runs.of(name, others), 0, 100, "%"),
             ]
         )
     head = [
@@ -124,7 +131,8 @@ def _rates(rows: Sequence[Row]) -> str:
         "what",
         "GB/s",
         f"of `{REFERENCE}`",
-        "of its limit",
+        f"of `{RING}`",
+        "of its own limit",
         "CPU s/GB",
         "open + first batch ms",
         "others",
@@ -216,8 +224,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("results", type=Path, nargs="+")
     parser.add_argument("--write", type=Path, metavar="RESULTS.md")
+    parser.add_argument("--quiet", type=float, default=float("inf"), metavar="PART")
     options = parser.parse_args()
-    text = "\n\n".join(tables([json.loads(line) for line in file.open()]) for file in options.results)
+    files = ([json.loads(line) for line in file.open()] for file in options.results)
+    text = "\n\n".join(tables([row for row in rows if others(row) <= options.quiet]) for rows in files)
     if not options.write:
         print(text)
         return
