@@ -539,6 +539,36 @@ fn a_damaged_record_is_raised_masked_or_replaced_as_asked_and_the_same_way_on_re
 }
 
 #[test]
+fn damage_to_more_rows_than_a_pool_holds_is_healed_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let width = 100; // a checksummed piece holds more than 300 rows
+    let made = topic(folder.path(), &[3000], width, 1 << 20, 3000);
+    damage(&made, 1000, width);
+    let settings = Settings {
+        checksum: Checksum::Always,
+        on_bad_record: OnBadRecord::Substitute,
+        bad_records_max: 1000,
+        shuffle: true,
+        chunk: Some(2),
+        pool: Some(2),
+        global_batch: 50,
+        ..Settings::default()
+    };
+    let mut loader = Loader::open(folder.path(), &name(), settings).unwrap();
+    loader.begin().unwrap();
+    let mut seen = Vec::new();
+    while let Some(batch) = next(&mut loader) {
+        seen.extend(checked_ids(&batch, width));
+    }
+    let bad: Vec<u64> = loader.bad_records().keys().copied().collect();
+    assert!(bad.len() > 300 && bad.contains(&1000), "{} rows", bad.len());
+    assert!(bad.windows(2).all(|pair| pair[0] + 1 == pair[1]), "one piece");
+    let stand_in = bad[bad.len() - 1] + 1;
+    assert_eq!(seen.iter().filter(|id| **id == stand_in).count(), bad.len() + 1);
+    assert_eq!(seen.len(), 3000);
+}
+
+#[test]
 fn a_truncated_segment_is_an_error_and_the_steps_before_it_are_good() {
     let folder = tempfile::tempdir().unwrap();
     let width = 3000;

@@ -175,44 +175,54 @@ impl Dataset {
     /// Sample `index` of the line: the columns named, or all, each with its bytes, compared with their checksums.
     pub fn sample(&self, index: u64, columns: Option<&[String]>) -> Result<Vec<(Column, Vec<u8>)>> {
         let layout = SlotLayout::new(self.schema(), columns, 1)?;
-        let values = self.read_sample(index, &layout, true)?;
+        let values = match self.read_sample(index, &layout)? {
+            Sample::Good(values) => values,
+            Sample::Bad { error, .. } => return Err(error),
+        };
         Ok(layout.columns.into_iter().map(|placed| placed.column).zip(values).collect())
     }
 
-    /// The columns of one sample, read by itself; compared with its checksums if `check`.
-    pub(super) fn read_sample(&self, index: u64, layout: &SlotLayout, check: bool) -> Result<Vec<Vec<u8>>> {
-        let (partition, segment, offset, _) = self.segment(index, 1)?;
+    /// One sample, read by itself and compared with its checksums.
+    pub(super) fn read_sample(&self, index: u64, layout: &SlotLayout) -> Result<Sample> {
+        let (partition, segment, offset, count) = self.segment(index, u64::MAX)?;
         let file = self.file(partition, &segment)?;
         let block = segment.block_of(offset)?;
         let row = (offset - block.base) as usize;
-        let sums = if check { Some(segment.sums(&block)?) } else { None };
-        layout
-            .columns
-            .iter()
-            .map(|placed| {
-                let (start, end) = (row * placed.row_bytes, (row + 1) * placed.row_bytes);
-                let first = start / PIECE_BYTES;
-                let from = if check { first * PIECE_BYTES } else { start };
-                let whole = end.next_multiple_of(PIECE_BYTES).min(block.rows as usize * placed.row_bytes);
-                let mut bytes = vec![0; if check { whole } else { end } - from];
-                let at = block.body + column_at(self.schema(), block.rows, placed.at) + from as u64;
-                file.file().read_exact_at(&mut bytes, at).map_err(|error| {
-                    Error::io(format!("cannot read a sample: file={} offset={at}", segment.path.display()), error)
-                })?;
-                let pieces = (first..).zip(bytes.chunks(PIECE_BYTES));
-                for (piece, bytes) in pieces.filter(|_| check) {
-                    let sum = sums.as_ref().and_then(|sums| sums.column(placed.at).get(piece).copied());
-                    if sum != Some(crc32c(bytes)) {
-                        return Err(Error::corrupt(format!(
-                            "data do not match their checksum: file={} block={} column={:?} sample={index}",
-                            segment.path.display(),
-                            block.base,
-                            placed.column.name
-                        )));
-                    }
+        let sums = segment.sums(&block)?;
+        let mut columns = Vec::with_capacity(layout.columns.len());
+        for placed in &layout.columns {
+            let (start, end) = (row * placed.row_bytes, (row + 1) * placed.row_bytes);
+            let first = start / PIECE_BYTES;
+            let from = first * PIECE_BYTES;
+            let whole = end.next_multiple_of(PIECE_BYTES).min(block.rows as usize * placed.row_bytes);
+            let mut bytes = vec![0; whole - from];
+            let at = block.body + column_at(self.schema(), block.rows, placed.at) + from as u64;
+            file.file().read_exact_at(&mut bytes, at).map_err(|error| {
+                Error::io(format!("cannot read a sample: file={} offset={at}", segment.path.display()), error)
+            })?;
+            for (piece, bytes) in (first..).zip(bytes.chunks(PIECE_BYTES)) {
+                if sums.column(placed.at).get(piece) != Some(&crc32c(bytes)) {
+                    let error = Error::corrupt(format!(
+                        "data do not match their checksum: file={} block={} column={:?} sample={index}",
+                        segment.path.display(),
+                        block.base,
+                        placed.column.name
+                    ));
+                    // Every row that reaches into the piece is as bad.
+                    let next = (piece * PIECE_BYTES + bytes.len()).div_ceil(placed.row_bytes);
+                    return Ok(Sample::Bad { error, rows: ((next - row) as u64).min(count) });
                 }
-                Ok(bytes[start - from..end - from].to_vec())
-            })
-            .collect()
+            }
+            columns.push(bytes[start - from..end - from].to_vec());
+        }
+        Ok(Sample::Good(columns))
     }
+}
+
+/// What [`Dataset::read_sample`] found.
+pub(super) enum Sample {
+    /// The delivered columns, each as long as a row.
+    Good(Vec<Vec<u8>>),
+    /// Its bytes are not what was written; nor are those of the following samples, `rows` in all.
+    Bad { error: Error, rows: u64 },
 }

@@ -13,12 +13,16 @@ use slab::FreeWaiter;
 
 use super::Dataset;
 use super::assemble::{Assembler, BadSample, JUNK_BYTES, Job, parse_token, place_of, seq_of};
+use super::dataset::Sample;
 use super::feed::{Failure, Feed, Incident, Take};
 use super::layout::SlotLayout;
 use super::settings::{Checksum, OnBadRecord, Settings};
 use crate::error::{Error, ErrorKind, Result};
 use crate::reader::{self, BlockReader, Done, Read, Region};
 
+/// How far a good sample may stand behind the damaged one that it stands in for, in samples of the topic. Damage is found by
+/// checksummed pieces, each of which may hold thousands of small rows.
+const SUBSTITUTE_REACH: u64 = 1 << 16;
 /// How long a thread without work sleeps before it looks again, if nothing wakes it.
 const IDLE_MS: u64 = 200;
 /// Running counts of one loader, over all its threads.
@@ -43,8 +47,6 @@ pub(super) struct Shared {
     pub(super) settings: Settings,
     /// Most samples of a unit.
     pub(super) unit_samples: u32,
-    /// Samples of one pool of the plan.
-    pub(super) reach: u64,
     pub(super) counts: Counts,
     /// Whether the way of reading was reported.
     pub(super) reported: AtomicBool,
@@ -232,16 +234,20 @@ fn heal(shared: &Shared, assembler: &Assembler, job: &Job, sample: &BadSample) -
     Ok(())
 }
 
-/// The columns of the first good sample after `index` in the topic's order, within the reach of one pool and around the
-/// end of the line: the same one whatever the ranks and batches are.
+/// The columns of the first good sample after `index` in the topic's order, within [`SUBSTITUTE_REACH`] and around the end
+/// of the line: the same one whatever the ranks and batches are.
 fn substitute(shared: &Shared, index: u64) -> Result<Vec<Vec<u8>>> {
     let total = shared.dataset.line().total();
-    let reach = shared.reach.min(total - 1);
+    let reach = SUBSTITUTE_REACH.min(total - 1);
     let mut last = Error::corrupt(format!("no good sample to put in a bad one's place: index={index} reach={reach}"));
-    for step in 1..=reach {
-        match shared.dataset.read_sample((index + step) % total, &shared.layout, true) {
-            Ok(columns) => return Ok(columns),
-            Err(error) => last = error,
+    let mut step = 1;
+    while step <= reach {
+        match shared.dataset.read_sample((index + step) % total, &shared.layout)? {
+            Sample::Good(columns) => return Ok(columns),
+            Sample::Bad { error, rows } => {
+                last = error;
+                step += rows.max(1);
+            }
         }
     }
     Err(last)

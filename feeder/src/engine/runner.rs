@@ -83,7 +83,6 @@ impl Runner {
             slab: Region::of_slab(&slab),
             settings: settings.clone(),
             unit_samples: if key.shuffle { key.chunk } else { in_order_samples },
-            reach: u64::from(key.chunk) * u64::from(key.pool),
             counts: Counts::default(),
             reported: AtomicBool::new(false),
             notices: Mutex::default(),

@@ -54,7 +54,7 @@ pub enum OnBadRecord {
     Raise,
     /// Its row is zeroed and marked false in the batch's `mask`.
     Mask,
-    /// Its row holds another sample instead: the nearest good one that follows in the topic, within its pool's reach.
+    /// Its row holds another sample instead: the nearest good one that follows in the topic.
     Substitute,
 }
 
