@@ -373,6 +373,17 @@ class DataLoader:
                 _logger.info("%s", line)
             self._loader.close()
 
+    def __getitem__(self, index: Any) -> Any:
+        """There are no samples by index here; says so to a torch `DataLoader` that took this for a map of them."""
+        if "torch.utils.data" in sys.modules:
+            raise InvalidError.of(
+                f"batches come in order, not by index, which torch knows of loaders made after it: index={index!r}",
+                "import torch before the loader is made; forebay.open(name)[index] reads one sample",
+            )
+        raise InvalidError.of(
+            f"batches come in order, not by index: index={index!r}", "forebay.open(name)[index] reads one sample"
+        )
+
     def __reduce__(self) -> Any:
         raise InvalidError.of(
             "a loader cannot be pickled or sent to another process: it owns threads and memory",
