@@ -46,6 +46,8 @@ SYSTEM_CALLS = (
 RESIDENT_LEAST = 0.999
 """Files of which less is in the page cache are brought there again before a run."""
 CHILD_MOST_S = 900
+QUIET = 0.1
+"""Cores that others may use during a run before it is made again."""
 
 
 class Bench:
@@ -93,18 +95,28 @@ class Bench:
             machine.warm(self.files)
             first = number % max(len(chosen), 1)
             for contestant in (*chosen[first:], *chosen[:first]):
-                self.settle()
-                result = self.limit(contestant) if isinstance(contestant, Limit) else self.loop(contestant)
+                result = self.quietest(contestant)
                 self.put("run", round=number, contestant=contestant.name, order=contestant.order, **result)
                 rate = report.gigabytes_per_s(self.rows[-1])
-                others = report.others(self.rows[-1])
-                say(f"round {number + 1} {contestant.name:30} {rate:6.2f} GB/s  others {others:4.0%} of a core")
+                others = f"others {result['others']:4.0%} of a core"
+                say(f"round {number + 1} {contestant.name:30} {rate:6.2f} GB/s  {others}")
             for name in LATENCY_OF:
                 if any(contestant.name == name for contestant in chosen):
                     self.settle()
                     self.put(
                         "latency", round=number, contestant=name, **self.child("latency", name, least=LATENCY_CALLS)
                     )
+
+    def quietest(self, contestant: Limit | Loop) -> dict[str, Any]:
+        """One run, again if others were busy meanwhile; of all the one that was disturbed least, whatever its rate."""
+        runs: list[dict[str, Any]] = []
+        while len(runs) <= self.options.retries:
+            self.settle()
+            result = self.limit(contestant) if isinstance(contestant, Limit) else self.loop(contestant)
+            runs.append({**result, "others": result["others_s"] / result["whole_s"]})
+            if runs[-1]["others"] <= QUIET:
+                break
+        return {**min(runs, key=lambda run: float(run["others"])), "tries": len(runs)}
 
     def limit(self, limit: Limit) -> dict[str, Any]:
         """One run of the program in C."""
@@ -215,6 +227,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1.0, help="each run takes whole epochs of at least so long")
     parser.add_argument("--contestants", help="names or patterns, separated by commas; the usual ones by default")
     parser.add_argument("--patience", type=float, default=5.0, help="most seconds to wait for a quiet machine per run")
+    parser.add_argument("--retries", type=int, default=2, help="most repetitions of a run that others disturbed")
     parser.add_argument("--no-counts", action="store_true", help="leave out allocations and system calls")
     parser.add_argument("--data", type=Path, default=target, help="folder for data and results")
     parser.add_argument("--out", type=Path, help="JSON lines; results-WORKLOAD.jsonl in that folder by default")

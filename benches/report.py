@@ -31,7 +31,7 @@ def gigabytes_per_s(run: Row) -> float:
 
 def others(row: Row) -> float:
     """Cores that others used during a run; 0 for what is no run."""
-    return float(row["others_s"] / row["whole_s"]) if row["kind"] == "run" else 0.0
+    return float(row.get("others", 0))
 
 
 def tables(rows: Sequence[Row]) -> str:

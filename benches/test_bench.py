@@ -79,7 +79,7 @@ def test_ratios_are_made_within_rounds() -> None:
 
 
 def _quiet() -> dict[str, float]:
-    return {"others_s": 0.0, "whole_s": 1.0}
+    return {"others": 0.0}
 
 
 def test_contestants_name_each_other() -> None:
