@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +21,9 @@ def command() -> list[str]:
     return [str(beside)] if beside.exists() else [sys.executable, "-m", "forebay._cli"]
 
 
-def forebay_(*arguments: str | os.PathLike[str], **environment: str) -> subprocess.CompletedProcess[str]:
+def forebay_(
+    *arguments: str | os.PathLike[str], cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     inherited = {name: value for name, value in os.environ.items() if name != "FOREBAY_ROOT"}
     return subprocess.run(
         [*command(), *map(str, arguments)],
@@ -30,6 +31,7 @@ def forebay_(*arguments: str | os.PathLike[str], **environment: str) -> subproce
         text=True,
         timeout=60,
         check=False,
+        cwd=cwd,
         env={**inherited, **environment},
     )
 
@@ -153,26 +155,29 @@ def test_output_that_nobody_reads_is_no_error(files: Path) -> None:
     assert (program.returncode, complaint) == (0, b"")
 
 
-def test_an_interrupt_ends_an_ingest_which_then_goes_on(tmp_path: Path) -> None:
-    """Killed by Ctrl-C while it waits for a file that does not come; afterwards the topic is whole."""
-    np.savez(tmp_path / "a.npz", id=np.arange(40))
-    os.mkfifo(tmp_path / "late.npy")
-    program = subprocess.Popen(
-        [*command(), "ingest", "a.npz", "late.npy", "--topic", "t", "--root", "r"],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-    )
-    writer = None
-    while writer is None and program.poll() is None:
-        with contextlib.suppress(OSError):  # until the command has opened it to read
-            writer = os.open(tmp_path / "late.npy", os.O_WRONLY | os.O_NONBLOCK)
-    assert writer is not None, program.communicate()
-    program.send_signal(signal.SIGINT)
-    program.communicate()
-    os.close(writer)
-    assert program.returncode in (130, -signal.SIGINT)
-    harness.cli("ingest", tmp_path / "a.npz", "--topic", "t", "--root", tmp_path / "r", "-q")
-    with forebay.DataLoader("t", 10, root=tmp_path / "r") as loader:
-        assert loader.samples == 40
-    shutil.rmtree(tmp_path / "r")
+@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
+def test_an_ingest_that_is_ended_goes_on_and_stores_each_record_once(kill: signal.Signals, tmp_path: Path) -> None:
+    """Ended when so and so much is on disk, four times in a row; whether it was ready by then does not matter."""
+    for number in range(8):
+        np.savez(tmp_path / f"{number}.npz", id=np.arange(number * 500, number * 500 + 500), x=np.ones((500, 256)))
+    arguments = ["ingest", *(f"{number}.npz" for number in range(8)), "--topic", "t", "--root", "r"]
+    for part in range(4):
+        program = subprocess.Popen(
+            [*command(), *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        while program.poll() is None and on_disk(tmp_path / "r") < part * 2_000_000 + 1:
+            pass
+        program.send_signal(kill)
+        _, complaint = program.communicate()
+        assert program.returncode in (0, -kill, 130), complaint
+    assert forebay_(*arguments, cwd=tmp_path).returncode == 0
+    with forebay.DataLoader("t", 500, root=tmp_path / "r", columns=["id"], output="numpy") as loader:
+        assert sorted(one for batch in loader for one in batch["id"].tolist()) == list(range(4000))
+    assert forebay_("topic", "verify", "t", "--root", tmp_path / "r").returncode == 0
+
+
+def on_disk(root: Path) -> int:
+    """Bytes of the topic's segments."""
+    with contextlib.suppress(FileNotFoundError):  # made or renamed meanwhile
+        return sum(path.stat().st_size for path in (root / "topics/public/default/t/p0000").iterdir())
+    return 0
