@@ -189,6 +189,27 @@ fn arrays_that_do_not_belong_together_are_named() {
 }
 
 #[test]
+fn a_64_bit_end_beside_32_bit_values_is_read() {
+    let id = le(&[7i32, 8, 9], i32::to_le_bytes);
+    let plain = npz(&[("id", npy("'<i4'", "(3,)", &id))], false);
+    let (members, end) = plain.split_at(plain.len() - 22);
+    let word = |at: usize| u64::from(u32::from_le_bytes([end[at], end[at + 1], end[at + 2], end[at + 3]]));
+    let entries = u64::from(end[10]);
+    let mut bytes = members.to_vec();
+    bytes.extend_from_slice(b"PK\x06\x06");
+    bytes.extend_from_slice(&44u64.to_le_bytes());
+    bytes.extend_from_slice(&[45, 0, 45, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    for value in [entries, entries, word(12), word(16)] {
+        bytes.extend_from_slice(&value.to_le_bytes());
+    }
+    bytes.extend_from_slice(b"PK\x06\x07\0\0\0\0");
+    bytes.extend_from_slice(&(members.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(&1u32.to_le_bytes());
+    bytes.extend_from_slice(end);
+    assert_reads(&file("x.npz", &bytes).path, &Given::default(), &rows("id:int32", 3, vec![id]));
+}
+
+#[test]
 fn foreign_zips_are_told_apart() {
     let mut writer = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
     writer.start_file("archive/data.pkl", zip::write::SimpleFileOptions::default()).unwrap();

@@ -101,13 +101,23 @@ fn directory_place(input: &Input) -> Result<(u64, u64, u64)> {
     if disk != 0 && disk != u16::MAX {
         return Err(input.corrupt("zips of several parts are not read", end_at));
     }
-    let (entries, at, bytes, before) = match entries == u16::MAX || bytes == u32::MAX || at == u32::MAX {
+    // Some writers (CPython's, from 2 GiB on) add the 64-bit end although every value fits into the 32-bit one.
+    let apart = u64::from(at) + u64::from(bytes) != end_at && has_locator(input, end_at)?;
+    let (entries, at, bytes, before) = match apart || entries == u16::MAX || bytes == u32::MAX || at == u32::MAX {
         false => (u64::from(entries), u64::from(at), u64::from(bytes), end_at),
         true => end64(input, end_at)?,
     };
     match at.checked_add(bytes) {
         Some(directory_end) if directory_end == before => Ok((entries, at, bytes)),
         _ => Err(input.corrupt("the zip directory is not where its end says", end_at)),
+    }
+}
+
+/// Whether the pointer to a 64-bit end stands before the end.
+fn has_locator(input: &Input, end_at: u64) -> Result<bool> {
+    match end_at.checked_sub(LOCATOR_BYTES) {
+        Some(at) => Ok(input.read(at, LOCATOR_BYTES as usize)?.starts_with(b"PK\x06\x07")),
+        None => Ok(false),
     }
 }
 
