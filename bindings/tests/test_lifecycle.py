@@ -225,6 +225,38 @@ def test_batches_are_given_back_by_other_threads(root: Path) -> None:
         assert loader.stats()["leased_slots"] == 0
 
 
+def test_a_loader_goes_on_when_there_are_descriptors_again(root: Path) -> None:
+    """Whatever it was that could not be opened: slab, ring or file."""
+    code = (
+        "import os, resource, sys\n"
+        "sys.path.insert(0, sys.argv[2])\n"
+        "import forebay, harness\n"
+        "soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "failed = 0\n"
+        "for more in range(14):\n"
+        "    settings = {'root': sys.argv[1], 'reader': sys.argv[3], 'output': 'numpy', 'shuffle': True}\n"
+        "    loader = forebay.DataLoader('wide', 8, **settings)\n"
+        "    state = loader.state_dict()\n"
+        "    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')) - 1 + more, hard))\n"
+        "    try:\n"
+        "        for _ in range(2):\n"
+        "            try:\n"
+        "                next(iter(loader))\n"
+        "            except forebay.Error:\n"
+        "                failed += 1\n"
+        "                assert loader.state_dict() == state\n"
+        "    finally:\n"
+        "        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))\n"
+        "    loader.load_state_dict(state)\n"
+        "    assert sorted(harness.flat(map(harness.ids_of, loader))) == list(range(400)), more\n"
+        "    loader.close()\n"
+        "assert failed >= 4, failed\n"
+    )
+    for reader in ("auto", "preadv"):
+        done = harness.python(code, root, harness.TESTS, reader)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
 # Threads
 
 

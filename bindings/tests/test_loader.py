@@ -14,6 +14,7 @@ from typing import Any
 import forebay
 import harness
 import pytest
+from forebay import _ranks
 from harness import Order, flat, ids_of, seeded, take
 
 BATCH = 24
@@ -367,12 +368,13 @@ def test_ranks_from_the_environment_are_read_at_iter_and_logged_once(
     with make(root, batch_size=None, global_batch_size=BATCH) as loader:
         monkeypatch.setenv("RANK", "1")
         monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setattr(_ranks, "_logged", set())
         with caplog.at_level(logging.INFO, "forebay"):
             halves = [take(loader, 3), take(loader, 3)]
         assert (loader.rank, loader.world_size) == (1, 2)
     assert halves == [[step[BATCH // 2 :] for step in epoch_of(order, 0)[:3]]] * 2
     lines = [message for message in caplog.messages if "rank" in message]
-    assert lines in (["rank 1 of 2, from the environment"], [])  # once in a process, perhaps by another test
+    assert lines == ["rank 1 of 2, from the environment"]
 
 
 def test_ranks_that_appear_later_keep_the_place(root: Path, order: Order, monkeypatch: pytest.MonkeyPatch) -> None:

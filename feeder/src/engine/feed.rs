@@ -304,6 +304,16 @@ impl Feed {
         self.order();
     }
 
+    /// Whether nothing more will be filled: asked to stop, or failed as a whole.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.lock().stop
+    }
+
+    /// Whether a step was noted that cannot be delivered.
+    pub(super) fn has_failures(&self) -> bool {
+        !self.lock().failures.is_empty()
+    }
+
     /// The failure of step `seq`, or of everything.
     pub(super) fn failure(&self, seq: u64) -> Option<Failure> {
         let inner = self.lock();

@@ -3,7 +3,8 @@
 //! - A cursor `(epoch, n)` counts places handed out, never those read ahead.
 //! - [`Loader::begin`] is `iter()`: after a state was loaded (or at first) it goes on at the cursor; after an epoch's last
 //!   batch it is the next epoch; after a break the epoch starts again. At a loaded cursor with no whole step left it is the
-//!   next epoch, unless `set_epoch` named this one, which then yields nothing. If it fails, nothing has moved.
+//!   next epoch, unless `set_epoch` named this one, which then yields nothing. If it fails, nothing has moved; what could not
+//!   be read before is read anew.
 //! - [`Loader::set_epoch`] of the current epoch keeps the cursor; after that epoch's end it asks for the epoch once more.
 //! - An epoch has ended when its last batch is handed out, whether or not the end was asked for: a run that goes on and
 //!   one that resumes from the state then do the same.
@@ -295,8 +296,13 @@ impl Loader {
 
     /// Sees to it that the engine's coming step is the one at `cursor`.
     fn run_from(&mut self, cursor: Cursor) -> Result<()> {
+        if self.runner.as_ref().is_some_and(|runner| runner.shared.feed.is_stopped()) {
+            // It failed as a whole, perhaps for want of something that is there by now.
+            self.stop();
+        }
         match &mut self.runner {
-            Some(runner) if runner.at == cursor => {}
+            // What failed is read anew: the disk may be well again.
+            Some(runner) if runner.at == cursor && !runner.shared.feed.has_failures() => {}
             Some(runner) => runner.seek(cursor),
             None => {
                 let (share, settings) = (self.share(), &self.settings);
