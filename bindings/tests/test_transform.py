@@ -45,18 +45,19 @@ def place(loader: forebay.DataLoader, consumed: int | None = None) -> int:
 
 
 class Gate:
-    """A transform whose batches wait until they are let through, by step."""
+    """A transform whose batches wait until they are let through, by step of epoch 0."""
 
-    def __init__(self) -> None:
+    def __init__(self, order: Order) -> None:
+        self.steps = epoch_of(order, 0)
         self.started = [threading.Event() for _ in range(STEPS)]
         self.open = [threading.Event() for _ in range(STEPS)]
-        self.count = 0
 
     def __call__(self, batch: forebay.Batch, rng: Any) -> list[int]:
-        step, self.count = self.count, self.count + 1
+        found = ids_of(batch)
+        step = self.steps.index(found)
         self.started[step].set()
         assert self.open[step].wait(60)
-        return ids_of(batch)
+        return found
 
 
 def test_batches_come_in_order_whatever_the_threads_do(root: Path, order: Order) -> None:
@@ -185,13 +186,19 @@ def test_after_a_break_the_epoch_starts_again_and_the_state_is_the_trainers(root
 
 
 def test_after_a_break_a_transform_that_still_runs_holds_nobody_up(root: Path, order: Order) -> None:
-    gate = Gate()
+    gate = Gate(order)
+
+    def let_the_first_go() -> None:
+        if gate.started[1].wait(60):  # batches ahead are taken while the first one is waited for
+            gate.open[0].set()
+
     with make(root, gate, transform_threads=2) as loader:
-        gate.open[0].set()
+        opener = threading.Thread(target=let_the_first_go)
+        opener.start()
         for batch in loader:
             assert batch == epoch_of(order, 0)[0]
             break
-        assert gate.started[1].wait(60)
+        opener.join()
         batches = iter(loader)  # although a transform of the broken off iteration is running
         for event in gate.open:
             event.set()
@@ -254,7 +261,7 @@ def test_a_loop_that_counts_its_steps_gets_epoch_after_epoch(root: Path, order: 
 
 def test_a_transform_that_does_not_end_is_a_timeout(root: Path, order: Order) -> None:
     """pytorch#21554: a decoder that sleeps for ever on one record."""
-    gate = Gate()
+    gate = Gate(order)
     with make(root, gate, transform_threads=2, timeout=0.2) as loader:
         batches = iter(loader)
         for _ in range(2):
