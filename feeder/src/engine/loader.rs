@@ -228,6 +228,9 @@ impl Loader {
         if state.topic != *self.dataset.name() {
             return mismatch("topic", &state.topic, self.dataset.name());
         }
+        if let Some(dataset) = &state.dataset {
+            return mismatch("dataset", &dataset.version, self.dataset.name());
+        }
         if state.plan.version != PLAN_VERSION {
             return mismatch("version of the order", &state.plan.version, &PLAN_VERSION);
         }
