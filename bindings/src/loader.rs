@@ -8,6 +8,9 @@
 //! - A forked child is refused before any lock is touched: another thread of the parent may have held it.
 //! - The loader is one object behind a lock, together with which iterator is live; a second live one is refused. Nobody
 //!   waits for that lock while holding the interpreter's.
+//! - Frameworks make iterators early, and keep the old one while they make the next. So an iterator that nobody has drawn
+//!   from binds nothing: another one takes its place, and `load` and `set_epoch` move it. And an iterator is over with
+//!   its last batch, not with the `next` after it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
@@ -46,7 +49,7 @@ struct Inner {
 
 impl Inner {
     fn begin(&mut self, token: &Arc<()>) -> feeder::Result<()> {
-        if self.live.upgrade().is_some() {
+        if self.live.upgrade().is_some() && !self.loader.is_untouched() {
             let text = "the loader is being iterated already, by an iterator that is neither exhausted nor dropped";
             return Err(Error::invalid(text).with_hint("use up or delete that iterator, or make a second loader"));
         }
@@ -56,18 +59,26 @@ impl Inner {
     }
 
     fn load(&mut self, state: &State) -> feeder::Result<()> {
+        let untouched = self.loader.is_untouched();
         self.loader.load(state)?;
-        self.forget_iterator();
+        if !untouched {
+            self.forget_iterator();
+        }
         Ok(())
     }
 
     fn set_epoch(&mut self, epoch: u64) -> feeder::Result<()> {
-        let before = self.loader.cursor();
+        let (before, untouched) = (self.loader.cursor(), self.loader.is_untouched());
         self.loader.set_epoch(epoch)?;
-        if self.loader.cursor() != before {
+        if self.loader.cursor() != before && !untouched {
             self.forget_iterator();
         }
         Ok(())
+    }
+
+    /// Whether the iterator of that token has yet to go where its loader was moved to before the first batch.
+    fn was_moved(&self, token: &Arc<()>) -> bool {
+        self.loader.is_fresh() && std::ptr::eq(Arc::as_ptr(token), self.live.as_ptr())
     }
 
     /// Ends the life of the iterator that was live: what it would yield is no longer what comes next.
@@ -235,6 +246,21 @@ impl PyLoader {
         self.core.with(py, |inner| (inner.loader.cursor().epoch, inner.loader.cursor().n))
     }
 
+    /// Batches that this iteration has handed out.
+    fn handed_out(&self, py: Python<'_>) -> PyResult<u64> {
+        self.core.with(py, |inner| inner.loader.handed_out())
+    }
+
+    /// Whether the cursor stands at its epoch's end.
+    fn ended(&self, py: Python<'_>) -> PyResult<bool> {
+        self.core.with(py, |inner| inner.loader.has_ended())
+    }
+
+    /// Whether nothing was handed out since the last iteration began, or since a state or an epoch was set.
+    fn untouched(&self, py: Python<'_>) -> PyResult<bool> {
+        self.core.with(py, |inner| inner.loader.is_untouched())
+    }
+
     /// The state as JSON text, at the cursor or after `consumed` batches of this iteration.
     #[pyo3(signature = (consumed=None))]
     fn state(&self, py: Python<'_>, consumed: Option<u64>) -> PyResult<String> {
@@ -329,7 +355,12 @@ impl BatchIterator {
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         match self.wait(py)? {
-            Some(batch) => self.dict(py, batch).map(Some),
+            Some(batch) => {
+                if self.core.with(py, |inner| inner.loader.has_ended())? {
+                    self.end();
+                }
+                self.dict(py, batch).map(Some)
+            }
             None => {
                 self.end();
                 Ok(None)
@@ -398,6 +429,11 @@ impl BatchIterator {
     fn wait(&self, py: Python<'_>) -> PyResult<Option<Batch>> {
         self.core.check_process()?;
         let Some(token) = self.token() else { return Ok(None) };
+        if self.core.with(py, |inner| inner.was_moved(&token))? {
+            self.core
+                .apart(py, |inner| if inner.was_moved(&token) { inner.loader.begin() } else { Ok(()) })?
+                .or_raise()?;
+        }
         let mut began = None;
         loop {
             // With the interpreter's lock held, so that nothing comes between the signals looked for and the batch.

@@ -271,6 +271,7 @@ def test_a_state_that_cannot_be_honoured_is_refused_and_changes_nothing(
 ) -> None:
     """mosaicml/streaming#437, #880: load_state_dict without effect; it must take effect or raise."""
     good = loader.state_dict()
+    good["windows"] = json.loads(good["windows"])
     extent = ("windows", 0, "extents", 0)
     mismatched = [
         tampered(good, "version", value=2),
@@ -305,6 +306,8 @@ def test_a_state_that_cannot_be_honoured_is_refused_and_changes_nothing(
         {key: value for key, value in good.items() if key != "windows"},
         {"version": b"1"},
         {"version": {1, 2}},
+        tampered(good, "windows", value="["),
+        tampered(good, "windows", value="7"),
         nested(100_000),
     ]
     for state in mismatched:

@@ -7,7 +7,6 @@ iterator is handed out as it is unless there is a `transform`. torch and NumPy a
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import os
 import sys
@@ -18,17 +17,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from forebay import _arguments, _ranks
+from forebay import _arguments, _ranks, _state, _wrappers
 from forebay._forebay import Dataset, Loader
+from forebay._state import State
 from forebay._transform import TransformIterator
-from forebay.errors import ClosedError, InvalidError
+from forebay.errors import ClosedError, InvalidError, StateMismatchError
 
 Batch = dict[str, Any]
 """Tensors by column name."""
 Transform = Callable[[Batch, Any], Any]
 """Gets a batch and a random generator that is the same at every run for this batch."""
-State = dict[str, Any]
-"""A loader's state: plain data, a few hundred bytes, the same on every rank."""
 
 _logger = logging.getLogger("forebay")
 _open: weakref.WeakSet[DataLoader] = weakref.WeakSet()
@@ -222,6 +220,9 @@ class DataLoader:
         self._loader: Loader | None = None
         self._ranks: _ranks.Ranks | None = None
         self._iterator: weakref.ref[TransformIterator] | None = None
+        self._wrapper = _wrappers.Wrapper()
+        self._holds_state = False
+        self._left: Any = None
         if rank is not None or mesh is not None:
             self._native()
         else:
@@ -265,6 +266,7 @@ class DataLoader:
     def __iter__(self) -> Iterator[Any]:
         """Starts an iteration; see the class for where."""
         loader = self._native()
+        self._wrapper = _wrappers.around(self.rank, self.world_size)
         batches = loader.begin()
         for line in loader.take_notices():
             _logger.info("%s", line)
@@ -306,42 +308,76 @@ class DataLoader:
     def state_dict(self, consumed: int | None = None) -> State:
         """The state after the last batch that was yielded, or after `consumed` batches of this iteration.
 
-        Batches read ahead never count. For wrappers that fetch ahead, `consumed` is what training has really used.
+        Batches read ahead never count, nor do those that Lightning and Accelerate hold back to know which is the last.
+        For other wrappers that fetch ahead, `consumed` is what training has really used.
         """
         loader = self._native()
         iterator = self._live()
-        if iterator is not None:
-            # The loader is ahead of the trainer by what is being transformed.
-            if consumed is None:
-                consumed = iterator.yielded
-            elif consumed > iterator.yielded:
-                raise InvalidError(
-                    "consumed counts batches that this iteration has handed out: "
-                    f"consumed={consumed} handed_out={iterator.yielded}"
-                )
-        state: State = json.loads(loader.state(consumed))
-        return state
+        # The loader is ahead of the trainer by what is being transformed, and by what a wrapper holds.
+        handed_out = loader.handed_out() if iterator is None else iterator.yielded
+        if consumed is not None and consumed > handed_out:
+            raise InvalidError(
+                "consumed counts batches that this iteration has handed out: "
+                f"consumed={consumed} handed_out={handed_out}"
+            )
+        ahead = self._wrapper.ahead() if consumed is None else 0
+        if consumed is None and (iterator is not None or ahead):
+            consumed = max(handed_out - ahead, 0)
+        return _state.pack(loader.state(consumed))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes a state: the next iteration goes on there. Raises, changing nothing, if that cannot be honoured."""
-        try:
-            text = json.dumps(state)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidError(f"not a state of a forebay loader: {error}") from error
-        self._native().load(text)
-        if (iterator := self._live()) is not None:
+        self._native().load(_state.unpack(state))
+        if (iterator := self._live()) is not None and iterator.started:
             iterator.close()
+        self._holds_state = True
+        if (epoch := _wrappers.epoch_of_accelerate()) is not None and epoch != self._next_epoch():
+            raise StateMismatchError.of(
+                f"Accelerate counts epochs from 0 in each process, and would repeat some: epoch={epoch} "
+                f"loaded_epoch={self._next_epoch()}",
+                "set_epoch of what accelerator.prepare returned, before iterating; or leave the torch DataLoader away",
+            )
+
+    def _next_epoch(self) -> int:
+        """Epoch of the batch that comes next."""
+        loader = self._native()
+        return loader.cursor()[0] + (1 if loader.ended() else 0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Names the epoch of the next iteration. That of the current epoch keeps the cursor."""
+        """Names the epoch of the next iteration. That of the current epoch keeps the cursor.
+
+        Raises if a state was loaded since, of which no batch was trained on yet, and it is of another epoch.
+        """
         number = _number("epoch", epoch, least=0, most=2**63)
         loader = self._native()
+        _wrappers.around(self.rank, self.world_size)
+        left = _wrappers.left_by_lightning(self)
+        if left is not None and left is not self._left:
+            self._left = left
+            self.load_state_dict(left)
+        if self._holds_state and loader.untouched():
+            self._check_epoch(loader, number)
+        self._holds_state = False
         iterator = self._live()
-        if iterator is not None:
+        if iterator is not None and iterator.started:
             if number == loader.cursor()[0] and not iterator.drained:
                 return  # The loader may have reached the epoch's end already, the trainer has not.
             iterator.close()
         loader.set_epoch(number)
+
+    def _check_epoch(self, loader: Loader, number: int) -> None:
+        """Refuses to leave a state that was just loaded: what is left of its epoch would be lost, or come twice."""
+        epoch, place = loader.cursor()
+        if number not in ((epoch, epoch + 1) if loader.ended() else (epoch,)):
+            raise StateMismatchError.of(
+                f"the state that was loaded is of another epoch: epoch={number} loaded_epoch={epoch} place={place}",
+                "begin the loop over epochs at loader.epoch, and give a trainer the checkpoint of the same step",
+            )
+
+    @property
+    def sampler(self) -> Epochs:
+        """For trainers that announce each epoch to `loader.sampler`, as Lightning does."""
+        return Epochs(self)
 
     def stats(self) -> dict[str, int]:
         """Running counts: batches, bytes, stall_ns, reads, syscalls, slots and more."""
@@ -423,6 +459,17 @@ def _parameters() -> list[str]:
 def _count(name: str, value: int | None, least: int = 1, most: int = 2**32 - 1) -> Any:
     """As `_number`, or none."""
     return None if value is None else _number(name, value, least, most)
+
+
+class Epochs:
+    """What a trainer that looks for a sampler finds: somebody to tell the epoch to. There is no sampler."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._loader = loader
+
+    def set_epoch(self, epoch: int) -> None:
+        """As `DataLoader.set_epoch`."""
+        self._loader.set_epoch(epoch)
 
 
 def _number(name: str, value: int, least: int = 1, most: int = 2**32 - 1) -> int:

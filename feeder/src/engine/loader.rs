@@ -151,8 +151,24 @@ impl Loader {
         self.steps_in(self.samples().saturating_sub(n))
     }
 
-    fn has_ended(&self) -> bool {
+    /// Whether the cursor stands at its epoch's end.
+    pub fn has_ended(&self) -> bool {
         self.steps_from(self.cursor.n) == 0
+    }
+
+    /// Whether no batch was handed out since the last `begin`, `load` or `set_epoch`.
+    pub fn is_untouched(&self) -> bool {
+        self.cursor == self.begun
+    }
+
+    /// Whether `load` or `set_epoch` moved the cursor to where no `begin` has followed yet.
+    pub fn is_fresh(&self) -> bool {
+        matches!(self.phase, Phase::Fresh { .. })
+    }
+
+    /// Batches that this iteration has handed out.
+    pub fn handed_out(&self) -> u64 {
+        (self.cursor.n - self.begun.n.min(self.cursor.n)).div_ceil(u64::from(self.settings.global_batch))
     }
 
     /// Steps of a whole epoch, the same on every rank.
@@ -199,8 +215,7 @@ impl Loader {
                     _ => {
                         return Err(Error::invalid(format!(
                             "consumed counts batches that this iteration has handed out: consumed={batches} handed_out={}",
-                            (self.cursor.n - self.begun.n.min(self.cursor.n))
-                                .div_ceil(u64::from(self.settings.global_batch))
+                            self.handed_out()
                         )));
                     }
                 }
@@ -288,6 +303,8 @@ impl Loader {
         let cursor = match self.phase {
             Phase::Fresh { named: false } | Phase::Running if self.has_ended() => Cursor { epoch: epoch + 1, n: 0 },
             Phase::Fresh { .. } => Cursor { epoch, n },
+            // Nobody drew from that iteration: it was none.
+            Phase::Running if self.is_untouched() => Cursor { epoch, n },
             Phase::Running => Cursor { epoch, n: 0 },
         };
         if self.steps_from(cursor.n) > 0 {
