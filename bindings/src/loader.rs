@@ -48,8 +48,8 @@ struct Inner {
 }
 
 impl Inner {
-    fn begin(&mut self, token: &Arc<()>) -> feeder::Result<()> {
-        if self.live.upgrade().is_some() && !self.loader.is_untouched() {
+    fn begin(&mut self, token: &Arc<()>, replace: bool) -> feeder::Result<()> {
+        if !replace && self.live.upgrade().is_some() && !self.loader.is_untouched() {
             let text = "the loader is being iterated already, by an iterator that is neither exhausted nor dropped";
             return Err(Error::invalid(text).with_hint("use up or delete that iterator, or make a second loader"));
         }
@@ -216,12 +216,13 @@ impl PyLoader {
         Ok(Self { core: Arc::new(core) })
     }
 
-    /// Starts an iteration.
-    fn begin(&self, py: Python<'_>) -> PyResult<BatchIterator> {
+    /// Starts an iteration. With `replace`, one that is going on ends; else that is an error.
+    #[pyo3(signature = (replace=false))]
+    fn begin(&self, py: Python<'_>, replace: bool) -> PyResult<BatchIterator> {
         self.core.check_process()?;
         let framework = Framework::named(py, self.core.output.as_deref())?;
         let token = Arc::new(());
-        self.core.apart(py, |inner| inner.begin(&token))?.or_raise()?;
+        self.core.apart(py, |inner| inner.begin(&token, replace))?.or_raise()?;
         Ok(BatchIterator {
             core: self.core.clone(),
             framework,

@@ -5,6 +5,7 @@ next. Importing this package brings in neither torch nor NumPy.
 """
 
 from forebay._forebay import Tensor, __version__
+from forebay._state import State
 from forebay.errors import (
     BusyError,
     ClosedError,
@@ -21,7 +22,7 @@ from forebay.errors import (
     StateMismatchError,
     TimeoutError,  # noqa: A004 (it is one)
 )
-from forebay.loader import Batch, DataLoader, Samples, State, Transform, open  # noqa: A004 (what it is called)
+from forebay.loader import Batch, DataLoader, Samples, Transform, open  # noqa: A004 (what it is called)
 
 __all__ = [
     "Batch",

@@ -34,7 +34,7 @@ class Wrapper:
         return self._accelerate() + _lightning()
 
     def _accelerate(self) -> int:
-        """`DataLoaderShard` holds one batch while another is trained on, until it knows the end."""
+        """It holds one batch while another is trained on, until it knows the end."""
         shard = None if self._shard is None else self._shard()
         if shard is None or any(_owners("accelerate", _ACCELERATE)):
             return 0  # It asks itself, before it fetches the next one.
@@ -60,14 +60,26 @@ def left_by_lightning(loader: Any) -> Any:
     next such checkpoint passes for the end of the epoch before. That epoch would be trained on twice.
     """
     for package in _LIGHTNING:
-        for _, owner in _owners(package, f"{package}.loops.fit_loop"):
+        for module, owner in _owners(package, f"{package}.loops.fit_loop", f"{package}.loops.evaluation_loop"):
+            if module.endswith("evaluation_loop"):
+                return None  # This is about a loader of another kind.
             states = getattr(owner, "_combined_loader_states_to_load", None)
             loaders = getattr(getattr(owner, "_combined_loader", None), "flattened", None)
             if states and isinstance(states, list) and isinstance(loaders, list):
                 stateful = [one for one in loaders if hasattr(one, "state_dict") and hasattr(one, "load_state_dict")]
                 own = [state for one, state in zip(stateful, states, strict=False) if one is loader]
-                return own[0] if own else None
+                # Something of the user's may be around the loader, if there is only one.
+                return own[0] if own else states[0] if len(states) == 1 and _is_state(states[0]) else None
     return None
+
+
+def keeps_iterators() -> bool:
+    """Whether the iteration that begins replaces one that Lightning has not let go: it drops the old iterator later."""
+    return any(any(_owners(package, f"{package}.utilities.combined_loader")) for package in _LIGHTNING)
+
+
+def _is_state(state: Any) -> bool:
+    return isinstance(state, dict) and {"cursor", "fingerprint", "topic"} <= state.keys()
 
 
 def around(rank: int, world_size: int) -> Wrapper:
@@ -84,7 +96,7 @@ def around(rank: int, world_size: int) -> Wrapper:
             raise _split("Accelerate would read on its main process only and deal these batches out", rank, world_size)
         if name == "IterableDatasetShard":
             raise _split("Accelerate would give each process some of these batches only", rank, world_size)
-        if name == "DataLoaderShard":
+        if name in ("DataLoaderDispatcher", "DataLoaderShard"):
             return Wrapper(owner)
     return Wrapper()
 

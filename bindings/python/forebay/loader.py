@@ -213,6 +213,7 @@ class DataLoader:
             "output": output,
         }
         self._dataset: Dataset | None = _dataset(dataset, root)
+        self._name, self._root = dataset, root
         self._schema = self._dataset.schema
         self._closed = False
         self._pid = os.getpid()
@@ -221,7 +222,7 @@ class DataLoader:
         self._ranks: _ranks.Ranks | None = None
         self._iterator: weakref.ref[TransformIterator] | None = None
         self._wrapper = _wrappers.Wrapper()
-        self._holds_state = False
+        self._held: str | None = None
         self._left: Any = None
         if rank is not None or mesh is not None:
             self._native()
@@ -267,7 +268,11 @@ class DataLoader:
         """Starts an iteration; see the class for where."""
         loader = self._native()
         self._wrapper = _wrappers.around(self.rank, self.world_size)
-        batches = loader.begin()
+        self._take_left()
+        replace = _wrappers.keeps_iterators()
+        if replace and (iterator := self._live()) is not None and iterator.started:
+            iterator.close()
+        batches = loader.begin(replace)
         for line in loader.take_notices():
             _logger.info("%s", line)
         if self._transform is None:
@@ -327,10 +332,11 @@ class DataLoader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes a state: the next iteration goes on there. Raises, changing nothing, if that cannot be honoured."""
-        self._native().load(_state.unpack(state))
+        held = _state.unpack(state)
+        self._native().load(held)
         if (iterator := self._live()) is not None and iterator.started:
             iterator.close()
-        self._holds_state = True
+        self._held = held
         if (epoch := _wrappers.epoch_of_accelerate()) is not None and epoch != self._next_epoch():
             raise StateMismatchError.of(
                 f"Accelerate counts epochs from 0 in each process, and would repeat some: epoch={epoch} "
@@ -351,13 +357,10 @@ class DataLoader:
         number = _number("epoch", epoch, least=0, most=2**63)
         loader = self._native()
         _wrappers.around(self.rank, self.world_size)
-        left = _wrappers.left_by_lightning(self)
-        if left is not None and left is not self._left:
-            self._left = left
-            self.load_state_dict(left)
-        if self._holds_state and loader.untouched():
+        self._take_left()
+        if self._held is not None and loader.handed_out() <= self._wrapper.ahead():
             self._check_epoch(loader, number)
-        self._holds_state = False
+        self._held = None
         iterator = self._live()
         if iterator is not None and iterator.started:
             if number == loader.cursor()[0] and not iterator.drained:
@@ -365,8 +368,17 @@ class DataLoader:
             iterator.close()
         loader.set_epoch(number)
 
+    def _take_left(self) -> None:
+        """Takes the state that a trainer's checkpoint has for this loader, if the trainer does not hand it over."""
+        left = _wrappers.left_by_lightning(self)
+        if left is not None and left is not self._left:
+            self._left = left
+            self.load_state_dict(left)
+
     def _check_epoch(self, loader: Loader, number: int) -> None:
         """Refuses to leave a state that was just loaded: what is left of its epoch would be lost, or come twice."""
+        if self._held is not None and loader.untouched():
+            loader.load(self._held)  # An iterator that nobody drew from may have gone on to the next epoch.
         epoch, place = loader.cursor()
         if number not in ((epoch, epoch + 1) if loader.ended() else (epoch,)):
             raise StateMismatchError.of(
@@ -375,8 +387,8 @@ class DataLoader:
             )
 
     @property
-    def sampler(self) -> Epochs:
-        """For trainers that announce each epoch to `loader.sampler`, as Lightning does."""
+    def batch_sampler(self) -> Epochs:
+        """For trainers that announce each epoch to `loader.batch_sampler.sampler`, as Lightning does."""
         return Epochs(self)
 
     def stats(self) -> dict[str, int]:
@@ -466,6 +478,11 @@ class Epochs:
 
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader
+
+    @property
+    def sampler(self) -> Epochs:
+        """This."""
+        return self
 
     def set_epoch(self, epoch: int) -> None:
         """As `DataLoader.set_epoch`."""

@@ -10,21 +10,32 @@ import pytest
 from harness import Order
 from training import Training
 
-pytest.importorskip("torch")
+for library in ("torch", "accelerate", "pytorch_lightning", "torchdata"):
+    pytest.importorskip(library)
 
 SHUFFLED: dict[str, Any] = {"shuffle": True, "seed": 11}
 STEPS = 14
 """Batches of 24 in an epoch of `small`."""
 KILLS = [5, 11, 1, 14, 1, 13]
 """Batches after which each attempt dies. Checkpoints are at even steps: the second is found at an epoch's very end."""
+KILLS_WITHIN = [5, 11, 1, 9, 13]
+"""The same with no two checkpoints in a row at ends of epochs, where Lightning loses count."""
 
-LIBRARIES: list[tuple[str, str, dict[str, Any]]] = [
-    ("torch-save", "trainers.plain", {}),
-    ("dcp", "trainers.dcp", {}),
-    ("dcp-async", "trainers.dcp", {"asynchronous": True}),
-    ("accelerate", "trainers.accelerated", {}),
-    ("lightning", "trainers.lightning", {"enable_progress_bar": False, "enable_model_summary": False}),
-]
+QUIET: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False}
+EVERY_EPOCH = {"every_n_epochs": 1, "save_on_train_epoch_end": True}
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "torch-save": ("trainers.plain", {}),
+    "dcp": ("trainers.dcp", {}),
+    "dcp-async": ("trainers.dcp", {"asynchronous": True}),
+    "accelerate": ("trainers.accelerated", {}),
+    "accelerate-prepared": ("variants:prepared", {}),
+    "accelerate-stateful": ("variants:prepared", {"stateful": True}),
+    "lightning": ("trainers.lightning", QUIET),
+    "lightning-epoch-ends": ("variants:fit", {"saving": EVERY_EPOCH}),
+    "lightning-no-length": ("variants:fit", {"length": False}),
+    "lightning-accumulated": ("variants:fit", {"accumulate_grad_batches": 2}),
+    "lightning-validated": ("variants:fit", {"validate": True, "val_check_interval": 5}),
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,19 +43,18 @@ def order(root: Path) -> Order:
     return Order.of(root, "small", 3, **SHUFFLED)
 
 
-@pytest.mark.parametrize(("module", "options"), [one[1:] for one in LIBRARIES], ids=[one[0] for one in LIBRARIES])
-def test_killed_and_resumed_it_is_one_straight_run(
-    module: str, options: dict[str, Any], root: Path, order: Order, tmp_path: Path
-) -> None:
-    jobs = []
-    for name in ("straight", "killed"):
-        folder = tmp_path / name
-        folder.mkdir()
-        jobs.append(Training(folder, root, "small", settings=SHUFFLED, module=module, options=options))
-    straight, killed = jobs
+def made(folder: Path, root: Path, way: str, **changes: Any) -> Training:
+    folder.mkdir()
+    module, options = WAYS[way]
+    return Training(folder, root, "small", settings=SHUFFLED, module=module, options={**options, **changes})
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_killed_and_resumed_it_is_one_straight_run(way: str, root: Path, order: Order, tmp_path: Path) -> None:
+    straight, killed = made(tmp_path / "straight", root, way), made(tmp_path / "killed", root, way)
     assert straight.attempt()
     straight.check(order)
-    for die_after in KILLS:
+    for die_after in KILLS_WITHIN if way == "lightning-no-length" else KILLS:
         assert not killed.attempt(die_after=die_after)
     assert killed.attempt()
     killed.check(order)

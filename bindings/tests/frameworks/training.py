@@ -39,15 +39,16 @@ def server() -> Any:
 
 @dataclass
 class Training(Job):
-    """A training by `train(loader, folder, epochs, after_step, **options)` of a module, killed and started again."""
+    """A training by `train(loader, folder, epochs, after_step, **options)`, killed and started again."""
 
     module: str = ""
+    """With `:name` behind it if another function than `train` is meant."""
     options: dict[str, Any] = field(default_factory=dict)
     weights: Any = None
     """Of the model at the end, as rank 0 has it."""
 
     def attempt(self, world: int = 1, batch: int = 24, *, die_after: int | None = None) -> bool:
-        """Starts all ranks, which die after that many batches of this attempt, if told. True if they came to the end."""
+        """Starts all ranks, which die after that many batches, if told. True if they came to the end."""
         self.attempts += 1
         ranks = []
         for rank in range(world):
@@ -83,7 +84,7 @@ class Training(Job):
         self.last_batch = batch
         if codes[0] == 0:
             self.weights = json.loads((self.folder / "weights.json").read_text())
-        return codes[0] == 0
+        return not any(codes)
 
 
 class Ledger:
@@ -136,8 +137,9 @@ def _run(orders: dict[str, Any]) -> None:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     settings = orders["settings"]
     with forebay.DataLoader(orders["topic"], root=orders["root"], global_batch_size=orders["batch"], **settings) as it:
-        trainer = importlib.import_module(orders["module"])
-        model = trainer.train(it, folder, orders["epochs"], Ledger(orders, it), **orders["options"])
+        module, _, name = orders["module"].partition(":")
+        train = getattr(importlib.import_module(module), name or "train")
+        model = train(it, folder, orders["epochs"], Ledger(orders, it), **orders["options"])
     if rank == 0:
         weights = [parameter.detach().flatten().tolist() for parameter in model.parameters()]
         (folder / "weights.json").write_text(json.dumps(weights))
