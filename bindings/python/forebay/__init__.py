@@ -5,6 +5,7 @@ next. Importing this package brings in neither torch nor NumPy.
 """
 
 from forebay._forebay import Tensor, __version__
+from forebay._job import Checkpoint, latest
 from forebay.errors import (
     BusyError,
     ClosedError,
@@ -26,6 +27,7 @@ from forebay.loader import Batch, DataLoader, Samples, State, Transform, open  #
 __all__ = [
     "Batch",
     "BusyError",
+    "Checkpoint",
     "ClosedError",
     "CorruptError",
     "DataLoader",
@@ -45,5 +47,6 @@ __all__ = [
     "TimeoutError",
     "Transform",
     "__version__",
+    "latest",
     "open",
 ]
