@@ -199,7 +199,7 @@ impl History {
         Ok(abandoned)
     }
 
-    fn brief(&self, entry: &Entry) -> Result<Brief> {
+    pub(super) fn brief(&self, entry: &Entry) -> Result<Brief> {
         Checkpoint::brief(&entry.value).map_err(|source| self.unreadable(entry, source))
     }
 

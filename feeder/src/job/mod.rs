@@ -7,6 +7,7 @@
 //! [session]  one process of a run: rank 0 leads and commits, the others follow its run record
 //! [fence]    whether a later run has taken over, asked at every batch
 //! [keep]     which checkpoints stay         [retained]  whether the data of a state are still there
+//! [lineage]  which data made a checkpoint
 //! [process]  which process a run record is of, and whether it is gone
 //! [rewind]   what going back to a checkpoint means, and doing it    [edit]  removing and tagging checkpoints
 //! ```
@@ -37,6 +38,15 @@ pub mod keep;
 pub mod retained;
 
 pub mod process;
+
+pub mod lineage;
+
+pub mod rewind;
+
+pub mod edit;
+
+#[cfg(test)]
+mod tests;
 
 use std::path::Path;
 use std::sync::Arc;
