@@ -147,6 +147,10 @@ class Job:
             self._batches = loader.stats()["batches"]
         self.log()
 
+    def check(self) -> None:
+        """Raises once a later run has taken over."""
+        self._native.check()
+
     def loaded(self, loader: _forebay.Loader) -> None:
         """A state was loaded: what begins, or begins anew, begins there."""
         with self._lock:

@@ -296,6 +296,8 @@ class DataLoader:
     def __iter__(self) -> Iterator[Any]:
         """Starts an iteration; see the class for where."""
         loader = self._begun()
+        if self._job is not None:
+            self._job.check()
         batches = loader.begin()
         for line in loader.take_notices():
             _logger.info("%s", line)

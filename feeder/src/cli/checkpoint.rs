@@ -330,7 +330,7 @@ fn go_back(
     let preview = rewind::preview(&*place.store, &place.root, job, &to.parse()?)?;
     let words = in_words(&preview);
     if !dry_run && !yes && !confirmed(&words, "rewind", console)? {
-        return Err(Error::invalid(format!("this rewinds a job for good: {}", words.join("; ")))
+        return Err(Error::invalid(format!("this rewinds a job, and nobody said yes: {}", words.join("; ")))
             .with_hint(format!("forebay checkpoint rewind {job} --to {to} --yes, or --dry-run to look first"))
             .into());
     }
