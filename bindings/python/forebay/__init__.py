@@ -5,6 +5,7 @@ next. Importing this package brings in neither torch nor NumPy.
 """
 
 from forebay._forebay import Tensor, __version__
+from forebay._job import Checkpoint, latest
 from forebay._state import State
 from forebay.errors import (
     BusyError,
@@ -27,6 +28,7 @@ from forebay.loader import Batch, DataLoader, Samples, Transform, open  # noqa: 
 __all__ = [
     "Batch",
     "BusyError",
+    "Checkpoint",
     "ClosedError",
     "CorruptError",
     "DataLoader",
@@ -46,5 +48,6 @@ __all__ = [
     "TimeoutError",
     "Transform",
     "__version__",
+    "latest",
     "open",
 ]

@@ -11,6 +11,7 @@ their objects only attributes are read; where one is missing, nothing is known a
 from __future__ import annotations
 
 import sys
+import warnings
 import weakref
 from collections.abc import Iterator
 from types import FrameType
@@ -50,6 +51,27 @@ def _lightning() -> int:
             if isinstance(batches, list):
                 return len(batches)
     return 0
+
+
+def warn_of_lost_gradients() -> None:
+    """Says so if Lightning writes a checkpoint between two optimizer steps.
+
+    `ModelCheckpoint` does at the first batch after a resume, whose step it does not know to be saved already.
+    """
+    for package in _LIGHTNING:
+        loop, saving = None, False
+        for module, owner in _owners(package, f"{package}.loops.fit_loop", f"{package}.trainer.connectors.checkpoint"):
+            if module.endswith("fit_loop"):
+                loop = owner
+            else:
+                saving = True
+        pending = getattr(loop, "_should_accumulate", None)
+        if saving and callable(pending) and pending():
+            warnings.warn(
+                "Lightning writes a checkpoint while gradients accumulate: at a resume from it they are lost, although "
+                "their batches count as consumed; try: Trainer(callbacks=[forebay.lightning.Checkpointing(loader)])",
+                stacklevel=3,
+            )
 
 
 def left_by_lightning(loader: Any) -> Any:

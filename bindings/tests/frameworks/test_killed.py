@@ -6,6 +6,7 @@ The ids of every step are compared with the order, and the weights at the end wi
 from pathlib import Path
 from typing import Any
 
+import forebay
 import pytest
 from harness import Order
 from training import Training
@@ -33,9 +34,16 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "lightning": ("trainers.lightning", QUIET),
     "lightning-epoch-ends": ("variants:fit", {"saving": EVERY_EPOCH}),
     "lightning-no-length": ("variants:fit", {"length": False}),
-    "lightning-accumulated": ("variants:fit", {"accumulate_grad_batches": 2}),
+    "lightning-accumulated": ("variants:fit", {"accumulate_grad_batches": 2, "ours": True}),
     "lightning-validated": ("variants:fit", {"validate": True, "val_check_interval": 5}),
 }
+JOBS: dict[str, tuple[str, dict[str, Any]]] = {
+    "torch-save": ("trainers.plain:train_in_job", {}),
+    "dcp-async": ("trainers.dcp:train_in_job", {}),
+    "accelerate": ("trainers.accelerated", {}),
+    "lightning": ("trainers.lightning:train_in_job", {**QUIET, "accumulate_grad_batches": 2}),
+}
+"""With checkpoints committed to a job, and resumed from what it has."""
 
 
 @pytest.fixture(scope="module")
@@ -43,15 +51,15 @@ def order(root: Path) -> Order:
     return Order.of(root, "small", 3, **SHUFFLED)
 
 
-def made(folder: Path, root: Path, way: str, **changes: Any) -> Training:
+def made(folder: Path, root: Path, way: tuple[str, dict[str, Any]], **settings: Any) -> Training:
     folder.mkdir()
-    module, options = WAYS[way]
-    return Training(folder, root, "small", settings=SHUFFLED, module=module, options={**options, **changes})
+    module, options = way
+    return Training(folder, root, "small", settings={**SHUFFLED, **settings}, module=module, options=options)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_killed_and_resumed_it_is_one_straight_run(way: str, root: Path, order: Order, tmp_path: Path) -> None:
-    straight, killed = made(tmp_path / "straight", root, way), made(tmp_path / "killed", root, way)
+    straight, killed = (made(tmp_path / name, root, WAYS[way]) for name in ("straight", "killed"))
     assert straight.attempt()
     straight.check(order)
     for die_after in KILLS_WITHIN if way == "lightning-no-length" else KILLS:
@@ -60,3 +68,18 @@ def test_killed_and_resumed_it_is_one_straight_run(way: str, root: Path, order: 
     killed.check(order)
     assert len(killed.steps) == 3 * STEPS
     assert killed.weights == straight.weights
+
+
+@pytest.mark.parametrize("way", JOBS)
+def test_a_job_resumes_from_what_it_committed(way: str, root: Path, order: Order, tmp_path: Path) -> None:
+    straight, killed = (made(tmp_path / name, root, JOBS[way], job=f"{way}-{name}") for name in ("straight", "killed"))
+    assert straight.attempt()
+    for die_after in KILLS:
+        assert not killed.attempt(die_after=die_after)
+    assert killed.attempt()
+    killed.check(order)
+    assert killed.weights == straight.weights
+    last = forebay.latest(f"{way}-killed", root=root)
+    assert last is not None
+    assert last.path is not None
+    assert Path(last.path).exists()

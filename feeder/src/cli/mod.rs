@@ -5,6 +5,7 @@
 //! notes and progress go to `err`. An error is a line `error: ...`, followed by `try: ...` where there is a next step.
 //! Whoever closes `out` early (a pipe into `head`) has seen enough: that is no error.
 
+mod checkpoint;
 mod console;
 mod ingest;
 mod interrupt;
@@ -39,6 +40,8 @@ Examples:
   forebay topic show digits
   forebay topic tail digits -n 3
   forebay plan digits --global-batch-size 256 --world-size 4
+  forebay checkpoint ls vision
+  forebay checkpoint rewind vision --to 30
 
 Exit codes:
    0  done
@@ -97,6 +100,9 @@ enum Command {
     /// Make, list, look at, check and remove topics
     #[command(subcommand)]
     Topic(topic::Command),
+    /// List, look at, rewind and remove the checkpoints of jobs
+    #[command(subcommand)]
+    Checkpoint(checkpoint::Command),
     /// Show what training on a topic will cost and how well it mixes
     Plan(plan::Args),
 }
@@ -136,6 +142,7 @@ fn run_on(args: impl IntoIterator<Item = OsString>, console: &mut Console<'_>) -
     let work = || match &cli.command {
         Command::Ingest(args) => ingest::run(args, &cli.global, console),
         Command::Topic(command) => topic::run(command, &cli.global, console),
+        Command::Checkpoint(command) => checkpoint::run(command, &cli.global, console),
         Command::Plan(args) => plan::run(args, &cli.global, console),
     };
     match catch_unwind(AssertUnwindSafe(work)) {

@@ -29,9 +29,8 @@ def train(loader: forebay.DataLoader, folder: Path, epochs: int, after_step: tin
     model, progress = tiny.model(), Progress()
     model, optimizer = accelerator.prepare(model, tiny.optimizer(model.parameters()))
     accelerator.register_for_checkpointing(loader, progress)
-    whole = list(folder.glob("step-*"))
-    if whole:
-        accelerator.load_state(str(max(whole, key=lambda path: int(path.name[5:]))))
+    if last := newest(loader, folder):
+        accelerator.load_state(last)
     for epoch in range(loader.epoch, epochs):
         loader.set_epoch(epoch)
         for batch in loader:
@@ -44,14 +43,24 @@ def train(loader: forebay.DataLoader, folder: Path, epochs: int, after_step: tin
             if accelerator.sync_gradients:
                 progress.step += 1
                 if progress.step % tiny.SAVE_EVERY == 0:
-                    save(accelerator, folder, progress.step)
+                    save(accelerator, loader, folder, progress.step)
     module: torch.nn.Module = accelerator.unwrap_model(model)
     return module
 
 
-def save(accelerator: Accelerator, folder: Path, step: int) -> None:
-    """A folder that has its name when everything is in it."""
+def newest(loader: forebay.DataLoader, folder: Path) -> str | None:
+    """The checkpoint to go on from: with a loader made with `job=` the one that it goes on from."""
+    if loader.job is not None:
+        return loader.resumed.path if loader.resumed else None
+    whole = sorted(folder.glob("step-*"), key=lambda path: int(path.name[5:]))
+    return str(whole[-1]) if whole else None
+
+
+def save(accelerator: Accelerator, loader: forebay.DataLoader, folder: Path, step: int) -> None:
+    """A folder that has its name when everything is in it, and is committed then."""
     accelerator.save_state(str(folder / f"new-{step}"))
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         (folder / f"new-{step}").rename(folder / f"step-{step}")
+        if loader.job is not None:
+            loader.commit(step, folder / f"step-{step}")

@@ -31,6 +31,37 @@ class Training:
         self.step = state["step"]
 
 
+def train_in_job(loader: forebay.DataLoader, folder: Path, epochs: int, after_step: tiny.AfterStep) -> torch.nn.Module:
+    """With a loader made with `job=`: written while training goes on, and committed once it is written."""
+    training = Training()
+    if loader.resumed and loader.resumed.path:
+        dcp.load({"training": training}, checkpoint_id=loader.resumed.path)
+    saving: list[tuple[Future[Any], int, Path, forebay.State]] = []
+    for epoch in range(loader.epoch, epochs):
+        loader.set_epoch(epoch)
+        for batch in loader:
+            training.optimizer.zero_grad()
+            tiny.loss(training.model, batch).backward()
+            training.optimizer.step()
+            training.step += 1
+            after_step(batch)
+            if training.step % tiny.SAVE_EVERY == 0:
+                commit(loader, saving)
+                path = folder / f"step-{training.step}"
+                future = dcp.async_save({"training": training}, checkpoint_id=path)
+                saving.append((future, training.step, path, loader.state_dict()))
+    commit(loader, saving)
+    return training.model
+
+
+def commit(loader: forebay.DataLoader, saving: list[tuple[Future[Any], int, Path, forebay.State]]) -> None:
+    """Waits for the checkpoint on its way, if there is one, and commits it with the state of its step."""
+    while saving:
+        future, step, path, state = saving.pop()
+        future.result()
+        loader.commit(step, path, state=state)
+
+
 def train(
     loader: forebay.DataLoader, folder: Path, epochs: int, after_step: tiny.AfterStep, asynchronous: bool = False
 ) -> torch.nn.Module:

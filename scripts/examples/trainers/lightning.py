@@ -6,6 +6,7 @@ from typing import Any
 import forebay
 import pytorch_lightning as pl
 import torch
+from forebay.lightning import Checkpointing
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from trainers import tiny
@@ -49,9 +50,25 @@ def train(
 ) -> torch.nn.Module:
     """Trains until `epochs` are done."""
     saving = ModelCheckpoint(dirpath=folder, every_n_train_steps=tiny.SAVE_EVERY, save_last=True)
-    trainer = pl.Trainer(max_epochs=epochs, accelerator="cpu", callbacks=[saving], logger=False, **settings)
+    trainer = pl.Trainer(
+        max_epochs=epochs, accelerator="cpu", logger=False, callbacks=[saving, Checkpointing(loader)], **settings
+    )
     last = folder / "last.ckpt"
     model = Model(after_step)
     trainer.fit(model, datamodule=Data(loader), ckpt_path=last if last.exists() else None)
+    layer: torch.nn.Module = model.layer
+    return layer
+
+
+def train_in_job(
+    loader: forebay.DataLoader, folder: Path, epochs: int, after_step: tiny.AfterStep, **settings: Any
+) -> torch.nn.Module:
+    """The same with a loader made with `job=`, which says what to go on from."""
+    saving = ModelCheckpoint(dirpath=folder, every_n_train_steps=tiny.SAVE_EVERY, save_top_k=-1)
+    trainer = pl.Trainer(
+        max_epochs=epochs, accelerator="cpu", logger=False, callbacks=[saving, Checkpointing(loader)], **settings
+    )
+    model = Model(after_step)
+    trainer.fit(model, datamodule=Data(loader), ckpt_path=loader.resumed.path if loader.resumed else None)
     layer: torch.nn.Module = model.layer
     return layer
