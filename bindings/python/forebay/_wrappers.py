@@ -104,7 +104,7 @@ def _is_state(state: Any) -> bool:
     return isinstance(state, dict) and {"cursor", "fingerprint", "topic"} <= state.keys()
 
 
-def around(rank: int, world_size: int) -> Wrapper:
+def around(rank: int, world_size: int, holds_state: bool) -> Wrapper:
     """What draws from the iteration that begins now. Raises if it is something that cuts or joins batches once more."""
     for module, owner in _owners("torch.utils.data", *_TORCH, _ACCELERATE):
         if module.startswith(_TORCH) and getattr(owner, "_auto_collation", False) is True:
@@ -118,6 +118,12 @@ def around(rank: int, world_size: int) -> Wrapper:
             raise _split("Accelerate would read on its main process only and deal these batches out", rank, world_size)
         if name == "IterableDatasetShard":
             raise _split("Accelerate would give each process some of these batches only", rank, world_size)
+        skipped = getattr(owner, "skip_batches", 0)
+        if holds_state and skipped:
+            raise InvalidError.of(
+                f"the state says where to go on, and Accelerate would skip {skipped} batches more",
+                "leave skip_first_batches away",
+            )
         if name in ("DataLoaderDispatcher", "DataLoaderShard"):
             return Wrapper(owner)
     return Wrapper()

@@ -299,7 +299,7 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Starts an iteration; see the class for where."""
-        self._wrapper = _wrappers.around(self.rank, self.world_size)
+        self._wrapper = _wrappers.around(self.rank, self.world_size, self._held is not None)
         self._take_left()
         loader = self._begun()
         if self._job is not None:
@@ -445,7 +445,7 @@ class DataLoader:
         Raises if a state was loaded since, of which no batch was trained on yet, and it is of another epoch.
         """
         number = _arguments.number("epoch", epoch, least=0, most=2**63)
-        _wrappers.around(self.rank, self.world_size)
+        _wrappers.around(self.rank, self.world_size, self._held is not None)
         self._take_left()
         loader = self._begun()
         if self._held is not None and loader.handed_out() <= self._wrapper.ahead():

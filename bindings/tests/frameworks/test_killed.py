@@ -3,16 +3,22 @@
 The ids of every step are compared with the order, and the weights at the end with those of a run that nobody killed.
 """
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import forebay
 import pytest
 from harness import Order
-from training import Training
+from training import EXAMPLES, Training
 
 for library in ("torch", "accelerate", "pytorch_lightning", "torchdata"):
     pytest.importorskip(library)
+
+pytestmark = pytest.mark.timeout(300)
 
 SHUFFLED: dict[str, Any] = {"shuffle": True, "seed": 11}
 STEPS = 14
@@ -44,6 +50,14 @@ JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "lightning": ("trainers.lightning:train_in_job", {**QUIET, "accumulate_grad_batches": 2}),
 }
 """With checkpoints committed to a job, and resumed from what it has."""
+
+RANKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dcp": ("trainers.dcp", {}),
+    "accelerate": ("trainers.accelerated", {}),
+    "lightning": ("trainers.lightning", {**QUIET, "devices": 2, "strategy": "ddp"}),
+}
+"""By two processes, which exchange gradients and write one checkpoint."""
+KILLS_OF_RANKS = [5, 11, 14]
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +97,51 @@ def test_a_job_resumes_from_what_it_committed(way: str, root: Path, order: Order
     assert last is not None
     assert last.path is not None
     assert Path(last.path).exists()
+
+
+@pytest.mark.parametrize("way", RANKS)
+def test_two_processes_are_killed_and_resumed_together(way: str, root: Path, order: Order, tmp_path: Path) -> None:
+    straight, killed = (made(tmp_path / name, root, RANKS[way]) for name in ("straight", "killed"))
+    assert straight.attempt(2)
+    straight.check(order)
+    for die_after in KILLS_OF_RANKS:
+        assert not killed.attempt(2, die_after=die_after)
+    assert killed.attempt(2)
+    killed.check(order)
+    assert killed.weights == straight.weights
+
+
+def test_a_distributed_checkpoint_of_two_processes_is_resumed_by_one(root: Path, order: Order, tmp_path: Path) -> None:
+    training = made(tmp_path / "training", root, WAYS["dcp"])
+    assert not training.attempt(2, die_after=17)
+    assert not training.attempt(1, die_after=4)
+    assert training.attempt(2)
+    training.check(order)
+
+
+def test_torchrun_starts_all_ranks_again_and_the_job_goes_on(root: Path, order: Order, tmp_path: Path) -> None:
+    """Rank 1 dies in its first life. Both ranks of the second start where rank 0's run record of their attempt says."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(EXAMPLES)}
+    program = Path(__file__).with_name("elastic.py")
+    done = subprocess.run(
+        [*command, str(program), str(root), str(tmp_path)], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    steps: dict[int, list[int]] = {}
+    for life in (0, 1):
+        ranks = [json_lines(tmp_path / f"ledger-{life}-{rank}") for rank in (0, 1)]
+        assert all(ranks), "both ranks train in both lives"
+        assert ranks[0][0]["step"] == ranks[1][0]["step"] == (1 if life == 0 else 9)
+        for one, other in zip(*ranks, strict=False):
+            assert one["step"] == other["step"]
+            steps[one["step"]] = one["ids"] + other["ids"]
+    assert list(steps) == list(range(1, 2 * STEPS + 1))
+    assert list(steps.values()) == [order.step(epoch, step * 24, 24) for epoch in range(2) for step in range(STEPS)]
+    last = forebay.latest("elastic", root=root)
+    assert last is not None
+    assert last.step == 2 * STEPS
+
+
+def json_lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]

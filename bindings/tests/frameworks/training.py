@@ -23,7 +23,8 @@ import forebay
 from harness import Job, ids_of
 
 EXAMPLES = Path(__file__).parents[3] / "scripts" / "examples"
-TIMEOUT_S = 100
+TIMEOUT_S = 250
+"""Long enough for a loaded machine that imports the libraries anew."""
 KILLED = -signal.SIGKILL
 
 
@@ -48,7 +49,7 @@ class Training(Job):
     """Of the model at the end, as rank 0 has it."""
 
     def attempt(self, world: int = 1, batch: int = 24, *, die_after: int | None = None) -> bool:
-        """Starts all ranks, which die after that many batches, if told. True if they came to the end."""
+        """Starts all ranks. True if they came to the end; rank 0 dies after that many batches, if told, with all."""
         self.attempts += 1
         ranks = []
         for rank in range(world):
@@ -73,13 +74,15 @@ class Training(Job):
         try:
             for process in ranks:
                 process.join(TIMEOUT_S)
-            codes = [process.exitcode for process in ranks]
+                if process.exitcode != 0:
+                    break  # The others wait for it.
         finally:
             for process in ranks:
                 process.kill()
                 process.join()
+        codes = [process.exitcode for process in ranks]
         said = [path.read_text() for path in sorted(self.folder.glob(f"error-{self.attempts}-*"))]
-        assert codes in ([0] * world, [KILLED] * world), (codes, *said)
+        assert codes == [0] * world or codes[0] == KILLED, (codes, *said)
         self._collect(world)
         self.last_batch = batch
         if codes[0] == 0:
@@ -87,12 +90,32 @@ class Training(Job):
         return not any(codes)
 
 
+def call(module: str, name: str, root: Path, folder: Path) -> None:
+    """Runs one function in a process of its own; fails as it does."""
+    process = server().Process(target=_call, args=(module, name, str(root), str(folder)))
+    process.start()
+    process.join(TIMEOUT_S)
+    process.kill()
+    process.join()
+    error = folder / "error"
+    assert process.exitcode == 0, error.read_text() if error.exists() else process.exitcode
+
+
+def _call(module: str, name: str, root: str, folder: str) -> None:
+    try:
+        _prepare()
+        getattr(importlib.import_module(module), name)(Path(root), Path(folder))
+    except BaseException:
+        Path(folder, "error").write_text(traceback.format_exc())
+        raise
+
+
 class Ledger:
     """What a rank notes after each batch, and where it dies."""
 
     def __init__(self, orders: dict[str, Any], loader: forebay.DataLoader) -> None:
         self._file = os.open(orders["ledger"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._left = orders["die_after"]
+        self._left = orders["die_after"] if orders["rank"] == 0 else None
         self._loader = loader
         self._begun = False
 
@@ -113,6 +136,14 @@ class Ledger:
         os.write(self._file, json.dumps(line).encode() + b"\n")
 
 
+def _prepare() -> None:
+    import torch
+
+    warnings.simplefilter("ignore")
+    sys.path[:0] = [str(EXAMPLES), str(Path(__file__).parent)]
+    torch.set_num_threads(1)
+
+
 def run(orders: dict[str, Any]) -> None:
     """One rank of one attempt."""
     try:
@@ -124,15 +155,14 @@ def run(orders: dict[str, Any]) -> None:
 
 
 def _run(orders: dict[str, Any]) -> None:
-    import torch
     import torch.distributed as dist
 
-    warnings.simplefilter("ignore")
-    sys.path[:0] = [str(EXAMPLES), str(Path(__file__).parent)]
-    torch.set_num_threads(1)
+    _prepare()
     rank, world, folder = orders["rank"], orders["world"], Path(orders["folder"])
     if world > 1:
-        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), GLOO_SOCKET_IFNAME="lo")
+        # Libraries ask where the others are, and find that this is settled.
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1", GLOO_SOCKET_IFNAME="lo")
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
         store = dist.FileStore(str(folder / f"store-{orders['attempt']}"), world)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     settings = orders["settings"]

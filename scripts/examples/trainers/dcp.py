@@ -17,6 +17,8 @@ class Training:
 
     def __init__(self) -> None:
         self.model = tiny.model()
+        if torch.distributed.is_initialized():
+            self.model = torch.nn.parallel.DistributedDataParallel(self.model)
         self.optimizer = tiny.optimizer(self.model.parameters())
         self.step = 0
 
