@@ -1,4 +1,4 @@
-//! What the store holds of a job: its runs, checkpoints and tags, read at one moment, and the line through them.
+//! What the store holds of a job: its runs, checkpoints and tags, read at one moment, and the trail through them.
 //!
 //! Records are decoded when they are looked at: of a job with very many checkpoints, finding the latest decodes a few.
 
@@ -27,12 +27,12 @@ pub struct History {
     tags: BTreeMap<String, u64>,
 }
 
-/// Which checkpoints are on a job's line: generations, the newest first, each with the last step that counts.
+/// Which checkpoints are on a job's trail: generations, the newest first, each with the last step that counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Line(Vec<(u64, u64)>);
+pub struct Trail(Vec<(u64, u64)>);
 
-impl Line {
-    /// Whether a checkpoint is on the line.
+impl Trail {
+    /// Whether a checkpoint is on the trail.
     pub fn holds(&self, generation: u64, step: u64) -> bool {
         self.0.iter().any(|&(own, last)| own == generation && step <= last)
     }
@@ -46,7 +46,7 @@ impl Line {
 /// The newest checkpoint that can be used, and those passed over.
 #[derive(Debug, Default)]
 pub struct Latest {
-    /// `None` if the line has none.
+    /// `None` if the trail has none.
     pub checkpoint: Option<Checkpoint>,
     /// Step and path of newer ones whose file is gone.
     pub passed_over: Vec<(u64, String)>,
@@ -56,7 +56,7 @@ impl History {
     /// A job's records as they are now; `None` if nobody ever ran a job of that name.
     pub fn read(store: &dyn Store, job: &str) -> Result<Option<Self>> {
         let scope = super::scope_of(job)?;
-        // Runs first: a checkpoint that is read beside them is of one of them, or of a later one and not on the line.
+        // Runs first: a checkpoint that is read beside them is of one of them, or of a later one and not on the trail.
         let runs = store.fold(&scope, &Run::prefix(job))?;
         let tags = store.fold(&scope, &Tag::prefix(job))?;
         let checkpoints = store.fold(&scope, &Checkpoint::prefix(job))?;
@@ -111,16 +111,16 @@ impl History {
         self.runs.get(&Run::key_of(&self.job, generation)).map(|entry| self.decode(entry)).transpose()
     }
 
-    /// The job's line.
-    pub fn line(&self) -> Result<Line> {
+    /// The job's trail.
+    pub fn trail(&self) -> Result<Trail> {
         match self.newest_run()? {
-            Some(run) => self.line_to(run.generation, u64::MAX),
-            None => Ok(Line::default()),
+            Some(run) => self.trail_to(run.generation, u64::MAX),
+            None => Ok(Trail::default()),
         }
     }
 
     /// What led to the checkpoint that a generation made of a step.
-    pub fn line_to(&self, generation: u64, step: u64) -> Result<Line> {
+    pub fn trail_to(&self, generation: u64, step: u64) -> Result<Trail> {
         let mut parts = vec![(generation, step)];
         let mut at = (generation, step);
         while let Some(run) = self.run(at.0)? {
@@ -136,7 +136,7 @@ impl History {
             at = (parent, at.1.min(*step));
             parts.push(at);
         }
-        Ok(Line(parts))
+        Ok(Trail(parts))
     }
 
     /// All checkpoints in short, by step.
@@ -144,13 +144,13 @@ impl History {
         self.checkpoints.entries().iter().map(|entry| self.brief(entry)).collect()
     }
 
-    /// The newest checkpoint of the line whose file is there. `is_gone` says of a path that it is not.
+    /// The newest checkpoint of the trail whose file is there. `is_gone` says of a path that it is not.
     pub fn latest(&self, is_gone: &dyn Fn(&str) -> bool) -> Result<Latest> {
-        let line = self.line()?;
+        let trail = self.trail()?;
         let mut latest = Latest::default();
         for entry in self.checkpoints.entries().iter().rev() {
             let brief = self.brief(entry)?;
-            if !line.holds(brief.generation, brief.step) {
+            if !trail.holds(brief.generation, brief.step) {
                 continue;
             }
             match brief.path.filter(|path| is_gone(path)) {
@@ -176,9 +176,9 @@ impl History {
         }
     }
 
-    /// The newest checkpoint that has this very state, one on the line if there is one.
+    /// The newest checkpoint that has this very state, one on the trail if there is one.
     pub fn with_state(&self, state: &State) -> Result<Option<Checkpoint>> {
-        let line = self.line()?;
+        let trail = self.trail()?;
         let cursor = format!(r#""cursor":{{"epoch":{},"n":{}}}"#, state.cursor.epoch, state.cursor.n);
         let words = [cursor.as_bytes(), state.fingerprint.as_bytes()];
         let mut abandoned = None;
@@ -191,7 +191,7 @@ impl History {
             if checkpoint.state != *state {
                 continue;
             }
-            if line.holds(checkpoint.generation, checkpoint.step) {
+            if trail.holds(checkpoint.generation, checkpoint.step) {
                 return Ok(Some(checkpoint));
             }
             abandoned.get_or_insert(checkpoint);

@@ -399,7 +399,7 @@ fn what_is_not_kept_goes_with_its_guard() {
         let mut run = Session::open(store.clone(), Path::new("nowhere"), settings).unwrap();
         let loader = Standing(RefCell::new(state(0, 0)));
         run.lead(false, SHAPE, &mut |state| loader.place(state)).unwrap();
-        // On the line are 1 to 5; 6 is abandoned, and the line does not pass it yet.
+        // On the trail are 1 to 5; 6 is abandoned, and the trail does not pass it yet.
         assert_eq!(run.commit(at(6, state(0, 66))).unwrap().removed, [1, 4]);
         assert_eq!(keys("checkpoint/"), [2, 3, 5, 6]);
         assert_eq!(run.commit(at(9, state(0, 90))).unwrap().removed, [5]);
@@ -540,7 +540,7 @@ fn edits_from_outside_do_not_end_a_run_by_mistake() {
         refused(run.commit(at(5, state(0, 50))), ErrorKind::Fenced, &["taken over"]);
         let removed = edit::remove(&*store, JOB, &[Target::Tag("good".into()), Target::Step(4), Target::Step(4)], true);
         assert_eq!(removed.unwrap(), edit::Removed { steps: vec![1, 4], tags: vec!["good".into()] });
-        assert_eq!((steps(&store), latest(&store)), (vec![2, 3], Some(3)), "the line is what it was");
+        assert_eq!((steps(&store), latest(&store)), (vec![2, 3], Some(3)), "the trail is what it was");
         assert!(history(&store).tags().is_empty());
         assert_eq!(store.fold(&Scope::job(JOB).unwrap(), "guard/").unwrap().entries().len(), 2);
         edit::tag(&*store, JOB, 2, "good", true).unwrap();
