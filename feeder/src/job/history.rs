@@ -149,10 +149,12 @@ impl History {
         let trail = self.trail()?;
         let mut latest = Latest::default();
         for entry in self.checkpoints.entries().iter().rev() {
-            let brief = self.brief(entry)?;
-            if !trail.holds(brief.generation, brief.step) {
+            let generation =
+                Checkpoint::generation_of(&entry.value).map_err(|source| self.unreadable(entry, source))?;
+            if !trail.holds(generation, step_of(entry)) {
                 continue;
             }
+            let brief = self.brief(entry)?;
             match brief.path.filter(|path| is_gone(path)) {
                 Some(path) => latest.passed_over.push((brief.step, path)),
                 None => {
@@ -212,7 +214,7 @@ impl History {
         Err(ReadError::Misplaced { scope, key, own }.into())
     }
 
-    fn unreadable(&self, entry: &Entry, source: RecordError) -> Error {
+    pub(super) fn unreadable(&self, entry: &Entry, source: RecordError) -> Error {
         let newer = matches!(source, RecordError::Newer { .. });
         let error: Error = ReadError::Record { scope: self.scope.clone(), key: entry.key.to_string(), source }.into();
         if newer { error.with_hint("use the newer forebay that wrote it") } else { error }
@@ -222,9 +224,8 @@ impl History {
         let key = Checkpoint::key_of(&self.job, step);
         let entries = self.checkpoints.entries();
         let after = entries.partition_point(|entry| *entry.key < *key);
-        let step_of = |entry: &Entry| entry.key.rsplit('/').next().and_then(|digits| digits.parse::<u64>().ok());
-        let below = after.checked_sub(1).and_then(|at| entries.get(at)).and_then(step_of);
-        let above = entries.get(after).and_then(step_of);
+        let below = after.checked_sub(1).and_then(|at| entries.get(at)).map(step_of);
+        let above = entries.get(after).map(step_of);
         let near = match (below, above) {
             (Some(below), Some(above)) => format!("the nearest are {below} and {above}"),
             (Some(near), None) | (None, Some(near)) => format!("the nearest is {near}"),
@@ -239,6 +240,11 @@ impl History {
         let text = format!("no such tag{}: job={} tag={tag}", known(tag, &tags), self.job);
         Error::new(ErrorKind::NotFound, text).with_hint(format!("list them with: forebay checkpoint ls {}", self.job))
     }
+}
+
+/// The step in a checkpoint's key.
+pub(super) fn step_of(entry: &Entry) -> u64 {
+    entry.key.rsplit('/').next().and_then(|digits| digits.parse().ok()).unwrap_or(0)
 }
 
 /// The names of all jobs.

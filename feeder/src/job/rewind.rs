@@ -6,11 +6,11 @@
 use std::path::Path;
 
 use cursorstore::records::run::StartedFrom;
-use cursorstore::records::{Checkpoint, Run};
+use cursorstore::records::{Checkpoint, Record, Records, Run};
 use cursorstore::store::{Batch, Store};
 use cursorstore::{Cursor, State};
 
-use super::history::{History, is_gone};
+use super::history::{History, is_gone, step_of};
 use super::lineage::name_of;
 use super::target::Target;
 use super::{now_ms, process, retained, scope_of};
@@ -73,13 +73,12 @@ pub fn preview(store: &dyn Store, root: &Path, job: &str, target: &Target) -> Re
     let trail_after = history.trail_to(checkpoint.generation, checkpoint.step)?;
     let mut abandons = 0;
     for entry in history.checkpoint_entries().iter().rev() {
-        let after = entry.key.rsplit('/').next().and_then(|digits| digits.parse().ok()).unwrap_or(0u64);
+        let after = step_of(entry);
         if on_trail && after <= checkpoint.step {
             break;
         }
-        let brief = history.brief(entry)?;
-        let (generation, step) = (brief.generation, brief.step);
-        abandons += u64::from(trail.holds(generation, step) && !trail_after.holds(generation, step));
+        let generation = Checkpoint::generation_of(&entry.value).map_err(|source| history.unreadable(entry, source))?;
+        abandons += u64::from(trail.holds(generation, after) && !trail_after.holds(generation, after));
     }
     let topic = Root::open(root)?.topic(&checkpoint.state.topic)?;
     let running = history.newest_run()?.filter(|run| process::is_running(run.process.as_deref()));
@@ -102,16 +101,13 @@ pub fn rewind(store: &dyn Store, preview: &Preview) -> Result<u64> {
     let job = &wanted.job;
     let mut writer = store.acquire(&scope_of(job)?)?;
     // Nobody else writes from here on; until now somebody may have.
-    let history = History::of(store, job)?;
-    let checkpoint = history.find(&Target::Step(wanted.step))?;
-    if checkpoint != *wanted {
-        return Err(Error::invalid(format!(
-            "the checkpoint was made anew meanwhile: job={job} step={} generation={}",
-            wanted.step, checkpoint.generation
-        ))
-        .with_hint("look at it again with: forebay checkpoint show"));
-    }
-    let before = history.newest_run()?;
+    let scope = writer.scope().clone();
+    let checkpoint = store.record::<Checkpoint>(&scope, &wanted.key())?.filter(|found| found == wanted);
+    let Some(checkpoint) = checkpoint else {
+        return Err(Error::invalid(format!("the checkpoint was made anew meanwhile: job={job} step={}", wanted.step))
+            .with_hint("look at it again with: forebay checkpoint show"));
+    };
+    let before = store.fold(&scope, &Run::prefix(job))?.entries().last().and_then(|run| Run::decode(&run.value).ok());
     let run = Run {
         job: job.clone(),
         generation: writer.generation(),

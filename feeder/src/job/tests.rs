@@ -452,6 +452,38 @@ fn a_full_disk_fails_the_commit_and_nothing_else() {
 }
 
 #[test]
+fn a_store_that_cannot_be_written_is_refused_at_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let store: Arc<dyn Store> = Arc::new(Embedded::open(dir.path()).unwrap());
+    let failing = |step, errno| with(Fault::FailAll { step, errno }, || try_lead(&store, "a", "latest").map(|_| ())).0;
+    refused(failing(Step::CreateDir, Errno::EROFS), ErrorKind::Permission, &["use a root that this user may write"]);
+    refused(failing(Step::Lock, Errno::ENOLCK), ErrorKind::Invalid, &["cannot lock files", "local disk"]);
+    refused(failing(Step::Write, Errno::ENOSPC), ErrorKind::NoSpace, &["make room and try again"]);
+    lead(&store, "a", "latest");
+}
+
+#[test]
+fn a_start_that_failed_half_way_may_be_tried_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let store: Arc<dyn Store> = Arc::new(Embedded::open(dir.path()).unwrap());
+    let (mut run, _) = lead(&store, "a", "latest");
+    run.commit(at(1, state(0, 10))).unwrap();
+    // The first write is the new generation with its hint, the third the run record.
+    let fault = Fault::Fail { step: Step::Write, nth: 2, errno: Errno::ENOSPC, bytes: 10 };
+    let (failed, _) = with(fault, || run.lead(true, SHAPE, &mut |_| Ok(state(0, 10))));
+    refused(failed, ErrorKind::NoSpace, &["make room"]);
+    assert_eq!(store.generation(&scope_of(JOB).unwrap()).unwrap(), 2);
+    run.lead(true, SHAPE, &mut |_| Ok(state(0, 10))).unwrap();
+    run.commit(at(2, state(0, 20))).unwrap();
+
+    // A follower whose loader could not be put there asks for the same run once more.
+    let mut follower = open(&store, "a", "latest");
+    for _ in 0..2 {
+        assert!(follower.follow(None, SHAPE, NOW).unwrap());
+    }
+}
+
+#[test]
 fn a_commit_that_dies_anywhere_counts_whole_or_not_at_all() {
     let full = state(0, 20);
     let mut outcomes = [0, 0];
