@@ -141,7 +141,7 @@ impl PyJob {
     }
 }
 
-/// The newest checkpoint of a job's line whose file is there, and step and path of those passed over.
+/// The newest checkpoint of a job's trail whose file is there, and step and path of those passed over.
 #[pyfunction]
 pub fn job_latest(py: Python<'_>, root: PathBuf, job: &str) -> PyResult<Latest> {
     py.detach(|| latest(&root, job)).or_raise()

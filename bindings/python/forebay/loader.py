@@ -320,7 +320,10 @@ class DataLoader:
         return iterator
 
     def __len__(self) -> int:
-        """Batches of a whole epoch, the same on every rank and wherever the cursor stands."""
+        """Batches of a whole epoch, the same on every rank and wherever the cursor stands.
+
+        Of a job whose run has not begun, of the records there are now.
+        """
         return self._native().steps()
 
     @property

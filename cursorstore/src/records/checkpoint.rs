@@ -53,6 +53,19 @@ fn cursor_of_state<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Cursor,
 }
 
 impl Checkpoint {
+    /// The run that made stored bytes, without a look at the rest.
+    pub fn generation_of(bytes: &[u8]) -> Result<u64, RecordError> {
+        const FIELD: &[u8] = b"\"generation\":";
+        // It stands behind the job's name and two numbers.
+        let head = &bytes[..bytes.len().min(512)];
+        let found = head.windows(FIELD.len()).position(|part| part == FIELD).map(|at| &head[at + FIELD.len()..]);
+        let digits = found.and_then(|rest| rest.split(|byte| !byte.is_ascii_digit()).next());
+        match digits.and_then(|digits| str::from_utf8(digits).ok()?.parse().ok()) {
+            Some(generation) if bytes.starts_with(b"checkpoint 1 ") => Ok(generation),
+            _ => Ok(Self::brief(bytes)?.generation),
+        }
+    }
+
     /// Reads stored bytes without the state.
     pub fn brief(bytes: &[u8]) -> Result<Brief, RecordError> {
         let kind = Self::KIND;
@@ -121,9 +134,11 @@ mod tests {
         assert!(checkpoint.encode().len() < 700);
         let brief = Checkpoint::brief(&checkpoint.encode()).unwrap();
         assert_eq!((brief.step, brief.data_step, brief.generation), (30, 120, 3));
-        assert_eq!((brief.path, brief.dataset, brief.cursor), (checkpoint.path, None, checkpoint.state.cursor));
+        assert_eq!((brief.path, brief.dataset, brief.cursor), (checkpoint.path.clone(), None, checkpoint.state.cursor));
         let newer = super::super::seal("checkpoint", 2, b"");
         assert!(matches!(Checkpoint::brief(&newer), Err(RecordError::Newer { found: 2, .. })));
+        assert_eq!(Checkpoint::generation_of(&checkpoint.encode()).unwrap(), 3);
+        assert!(matches!(Checkpoint::generation_of(&newer), Err(RecordError::Newer { found: 2, .. })));
     }
 
     proptest! {

@@ -116,6 +116,8 @@ struct Place {
 pub(super) fn run(command: &Command, global: &Global, console: &mut Console<'_>) -> Result<(), Failure> {
     let root = Root::open(global.root())?.path().to_path_buf();
     let place = Place { store: open_store(&root)?, root };
+    // Taking a large store apart in memory would take as long as reading it did, and the process ends.
+    std::mem::forget(place.store.clone());
     match command {
         Command::Ls { job: None } => list_jobs(&place, console),
         Command::Ls { job: Some(job) } => list(&place, job, console),
@@ -172,7 +174,7 @@ fn standing(run: &Run) -> &'static str {
 
 fn list(place: &Place, job: &str, console: &mut Console<'_>) -> Result<(), Failure> {
     let history = History::of(&*place.store, job)?;
-    let line = history.line()?;
+    let trail = history.trail()?;
     let latest = history.latest(&is_gone)?.checkpoint.map(|checkpoint| checkpoint.step);
     let mut tags: BTreeMap<u64, Vec<&str>> = BTreeMap::new();
     for (tag, step) in history.tags() {
@@ -183,7 +185,7 @@ fn list(place: &Place, job: &str, console: &mut Console<'_>) -> Result<(), Failu
     ];
     let mut objects = Vec::new();
     for brief in history.briefs()? {
-        let abandoned = !line.holds(brief.generation, brief.step);
+        let abandoned = !trail.holds(brief.generation, brief.step);
         let gone = brief.path.as_deref().is_some_and(is_gone);
         let tags = tags.get(&brief.step).cloned().unwrap_or_default();
         let state = match (abandoned, gone, latest == Some(brief.step)) {
@@ -236,7 +238,7 @@ fn show(place: &Place, name: &str, console: &mut Console<'_>) -> Result<(), Fail
         (history, latest.ok_or_else(missing)?)
     };
     let parts = lineage(&history, &checkpoint)?;
-    let abandoned = !history.line()?.holds(checkpoint.generation, checkpoint.step);
+    let abandoned = !history.trail()?.holds(checkpoint.generation, checkpoint.step);
     let tags = history.tags_of(checkpoint.step);
     let gone = checkpoint.path.as_deref().is_some_and(is_gone);
     let Checkpoint { state, .. } = &checkpoint;
@@ -340,7 +342,7 @@ fn go_back(
         return console.object(&json!({
             "job": job, "step": step, "rewound": !dry_run, "generation": generation,
             "newest": preview.newest.map(|(step, _)| step), "abandons": preview.abandons, "samples": preview.samples,
-            "bytes": preview.bytes, "data": preview.data, "retained": true, "was_abandoned": !preview.on_line,
+            "bytes": preview.bytes, "data": preview.data, "retained": true, "was_abandoned": !preview.on_trail,
             "running": preview.running.as_ref().map(|run| json!({ "host": run.host, "pid": run.pid })),
             "path": preview.checkpoint.path, "path_gone": preview.missing_path.is_some(),
         }));
@@ -361,7 +363,7 @@ fn in_words(preview: &Preview) -> Vec<String> {
     let place = format!("epoch {} place {}", cursor.epoch, text::count(cursor.n));
     let mut words = vec![format!("{} goes back to step {}, {place}", checkpoint.job, checkpoint.step)];
     match preview.newest {
-        _ if !preview.on_line => {
+        _ if !preview.on_trail => {
             words.push("that checkpoint was abandoned by an earlier rewind, and is taken back".into())
         }
         Some((newest, _)) if newest > checkpoint.step => words.push(format!(

@@ -17,6 +17,8 @@ mod values;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_checkpoint;
 
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};

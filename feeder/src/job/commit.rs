@@ -6,7 +6,7 @@ use cursorstore::State;
 use cursorstore::records::{Checkpoint, Guard, Record, Run, Tag};
 use cursorstore::store::{Batch, StoreErrorKind, VALUE_BYTES_MAX, Writer};
 
-use super::history::{History, Line};
+use super::history::{History, Trail};
 use super::keep::Keep;
 use super::now_ms;
 use super::session::{Session, Shape, too_large};
@@ -56,7 +56,7 @@ pub(super) struct Leading {
     tags: BTreeMap<String, u64>,
     /// All checkpoints of the job with their generation; read when first needed.
     steps: Option<BTreeMap<u64, u64>>,
-    line: Line,
+    trail: Trail,
 }
 
 impl Leading {
@@ -69,8 +69,8 @@ impl Leading {
     ) -> Self {
         let (start_steps, start_data_step) = (shape.steps_to(&run.state), run.data_step);
         let fingerprint = run.state.fingerprint.clone();
-        let (last, steps, line) = Default::default();
-        Self { writer, shape, start, start_steps, start_data_step, fingerprint, last, tags, steps, line }
+        let (last, steps, trail) = Default::default();
+        Self { writer, shape, start, start_steps, start_data_step, fingerprint, last, tags, steps, trail }
     }
 
     fn data_step(&self, state: &State) -> u64 {
@@ -151,7 +151,7 @@ impl Session {
         } else {
             if leading.steps.is_none() {
                 let history = History::of(&*self.store, &run.job)?;
-                leading.line = history.line()?;
+                leading.trail = history.trail()?;
                 leading.steps = Some(history.briefs()?.iter().map(|brief| (brief.step, brief.generation)).collect());
             }
             surplus(leading, &keep, &checkpoint, &tags)
@@ -225,14 +225,14 @@ pub(super) fn remove(batch: Batch, job: &str, step: u64) -> Batch {
 
 /// Steps that are not kept beside a new checkpoint.
 fn surplus(leading: &Leading, keep: &Keep, new: &Checkpoint, tags: &BTreeMap<String, u64>) -> Vec<u64> {
-    let (mut line, mut abandoned) = (Vec::new(), Vec::new());
+    let (mut trail, mut abandoned) = (Vec::new(), Vec::new());
     for (&step, &generation) in leading.steps.iter().flatten().filter(|(step, _)| **step != new.step) {
-        let on_line = leading.line.holds(generation, step);
-        if on_line { &mut line } else { &mut abandoned }.push(step);
+        let on_trail = leading.trail.holds(generation, step);
+        if on_trail { &mut trail } else { &mut abandoned }.push(step);
     }
-    line.push(new.step);
+    trail.push(new.step);
     let tagged: BTreeSet<u64> = tags.values().copied().collect();
-    let mut steps = keep.surplus(&line, &abandoned, &tagged);
+    let mut steps = keep.surplus(&trail, &abandoned, &tagged);
     steps.truncate(REMOVED_MAX);
     steps
 }

@@ -1,4 +1,4 @@
-//! What the store holds of a job: its runs, checkpoints and tags, read at one moment, and the line through them.
+//! What the store holds of a job: its runs, checkpoints and tags, read at one moment, and the trail through them.
 //!
 //! Records are decoded when they are looked at: of a job with very many checkpoints, finding the latest decodes a few.
 
@@ -27,12 +27,12 @@ pub struct History {
     tags: BTreeMap<String, u64>,
 }
 
-/// Which checkpoints are on a job's line: generations, the newest first, each with the last step that counts.
+/// Which checkpoints are on a job's trail: generations, the newest first, each with the last step that counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Line(Vec<(u64, u64)>);
+pub struct Trail(Vec<(u64, u64)>);
 
-impl Line {
-    /// Whether a checkpoint is on the line.
+impl Trail {
+    /// Whether a checkpoint is on the trail.
     pub fn holds(&self, generation: u64, step: u64) -> bool {
         self.0.iter().any(|&(own, last)| own == generation && step <= last)
     }
@@ -46,7 +46,7 @@ impl Line {
 /// The newest checkpoint that can be used, and those passed over.
 #[derive(Debug, Default)]
 pub struct Latest {
-    /// `None` if the line has none.
+    /// `None` if the trail has none.
     pub checkpoint: Option<Checkpoint>,
     /// Step and path of newer ones whose file is gone.
     pub passed_over: Vec<(u64, String)>,
@@ -56,7 +56,7 @@ impl History {
     /// A job's records as they are now; `None` if nobody ever ran a job of that name.
     pub fn read(store: &dyn Store, job: &str) -> Result<Option<Self>> {
         let scope = super::scope_of(job)?;
-        // Runs first: a checkpoint that is read beside them is of one of them, or of a later one and not on the line.
+        // Runs first: a checkpoint that is read beside them is of one of them, or of a later one and not on the trail.
         let runs = store.fold(&scope, &Run::prefix(job))?;
         let tags = store.fold(&scope, &Tag::prefix(job))?;
         let checkpoints = store.fold(&scope, &Checkpoint::prefix(job))?;
@@ -111,16 +111,16 @@ impl History {
         self.runs.get(&Run::key_of(&self.job, generation)).map(|entry| self.decode(entry)).transpose()
     }
 
-    /// The job's line.
-    pub fn line(&self) -> Result<Line> {
+    /// The job's trail.
+    pub fn trail(&self) -> Result<Trail> {
         match self.newest_run()? {
-            Some(run) => self.line_to(run.generation, u64::MAX),
-            None => Ok(Line::default()),
+            Some(run) => self.trail_to(run.generation, u64::MAX),
+            None => Ok(Trail::default()),
         }
     }
 
     /// What led to the checkpoint that a generation made of a step.
-    pub fn line_to(&self, generation: u64, step: u64) -> Result<Line> {
+    pub fn trail_to(&self, generation: u64, step: u64) -> Result<Trail> {
         let mut parts = vec![(generation, step)];
         let mut at = (generation, step);
         while let Some(run) = self.run(at.0)? {
@@ -136,7 +136,7 @@ impl History {
             at = (parent, at.1.min(*step));
             parts.push(at);
         }
-        Ok(Line(parts))
+        Ok(Trail(parts))
     }
 
     /// All checkpoints in short, by step.
@@ -144,15 +144,17 @@ impl History {
         self.checkpoints.entries().iter().map(|entry| self.brief(entry)).collect()
     }
 
-    /// The newest checkpoint of the line whose file is there. `is_gone` says of a path that it is not.
+    /// The newest checkpoint of the trail whose file is there. `is_gone` says of a path that it is not.
     pub fn latest(&self, is_gone: &dyn Fn(&str) -> bool) -> Result<Latest> {
-        let line = self.line()?;
+        let trail = self.trail()?;
         let mut latest = Latest::default();
         for entry in self.checkpoints.entries().iter().rev() {
-            let brief = self.brief(entry)?;
-            if !line.holds(brief.generation, brief.step) {
+            let generation =
+                Checkpoint::generation_of(&entry.value).map_err(|source| self.unreadable(entry, source))?;
+            if !trail.holds(generation, step_of(entry)) {
                 continue;
             }
+            let brief = self.brief(entry)?;
             match brief.path.filter(|path| is_gone(path)) {
                 Some(path) => latest.passed_over.push((brief.step, path)),
                 None => {
@@ -176,9 +178,9 @@ impl History {
         }
     }
 
-    /// The newest checkpoint that has this very state, one on the line if there is one.
+    /// The newest checkpoint that has this very state, one on the trail if there is one.
     pub fn with_state(&self, state: &State) -> Result<Option<Checkpoint>> {
-        let line = self.line()?;
+        let trail = self.trail()?;
         let cursor = format!(r#""cursor":{{"epoch":{},"n":{}}}"#, state.cursor.epoch, state.cursor.n);
         let words = [cursor.as_bytes(), state.fingerprint.as_bytes()];
         let mut abandoned = None;
@@ -191,7 +193,7 @@ impl History {
             if checkpoint.state != *state {
                 continue;
             }
-            if line.holds(checkpoint.generation, checkpoint.step) {
+            if trail.holds(checkpoint.generation, checkpoint.step) {
                 return Ok(Some(checkpoint));
             }
             abandoned.get_or_insert(checkpoint);
@@ -212,7 +214,7 @@ impl History {
         Err(ReadError::Misplaced { scope, key, own }.into())
     }
 
-    fn unreadable(&self, entry: &Entry, source: RecordError) -> Error {
+    pub(super) fn unreadable(&self, entry: &Entry, source: RecordError) -> Error {
         let newer = matches!(source, RecordError::Newer { .. });
         let error: Error = ReadError::Record { scope: self.scope.clone(), key: entry.key.to_string(), source }.into();
         if newer { error.with_hint("use the newer forebay that wrote it") } else { error }
@@ -222,9 +224,8 @@ impl History {
         let key = Checkpoint::key_of(&self.job, step);
         let entries = self.checkpoints.entries();
         let after = entries.partition_point(|entry| *entry.key < *key);
-        let step_of = |entry: &Entry| entry.key.rsplit('/').next().and_then(|digits| digits.parse::<u64>().ok());
-        let below = after.checked_sub(1).and_then(|at| entries.get(at)).and_then(step_of);
-        let above = entries.get(after).and_then(step_of);
+        let below = after.checked_sub(1).and_then(|at| entries.get(at)).map(step_of);
+        let above = entries.get(after).map(step_of);
         let near = match (below, above) {
             (Some(below), Some(above)) => format!("the nearest are {below} and {above}"),
             (Some(near), None) | (None, Some(near)) => format!("the nearest is {near}"),
@@ -239,6 +240,11 @@ impl History {
         let text = format!("no such tag{}: job={} tag={tag}", known(tag, &tags), self.job);
         Error::new(ErrorKind::NotFound, text).with_hint(format!("list them with: forebay checkpoint ls {}", self.job))
     }
+}
+
+/// The step in a checkpoint's key.
+pub(super) fn step_of(entry: &Entry) -> u64 {
+    entry.key.rsplit('/').next().and_then(|digits| digits.parse().ok()).unwrap_or(0)
 }
 
 /// The names of all jobs.

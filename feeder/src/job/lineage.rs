@@ -19,7 +19,7 @@ pub struct Part {
 pub fn lineage(history: &History, checkpoint: &Checkpoint) -> Result<Vec<Part>> {
     let mut parts = Vec::new();
     let mut to = checkpoint.state.cursor;
-    for &(generation, _) in history.line_to(checkpoint.generation, checkpoint.step)?.parts() {
+    for &(generation, _) in history.trail_to(checkpoint.generation, checkpoint.step)?.parts() {
         let Some(run) = history.run(generation)? else { break };
         let start = run.state.cursor;
         if start != to || generation == checkpoint.generation {

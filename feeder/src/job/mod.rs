@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! [target]   what a caller names: the latest checkpoint, a step, a tag
-//! [history]  what the store holds of a job, and which checkpoints are on its line
+//! [history]  what the store holds of a job, and which checkpoints are on its trail
 //! [start]    where a new run begins
 //! [session]  one process of a run: rank 0 leads and commits, the others follow its run record
 //! [fence]    whether a later run has taken over, asked at every batch
@@ -15,10 +15,10 @@
 //! - A job has one writer, rank 0 of its newest run. Its first act is the run record; whoever starts a later run, rewinds
 //!   included, makes a newer generation, and every process of an earlier one is refused at its next commit and batch.
 //! - A checkpoint, its guard and its tag are one append: all durable when [`session::Session::commit`] returns, or none.
-//! - The *line* of a job is what its newest run made, before that what led to the checkpoint that this run started from,
+//! - The *trail* of a job is what its newest run made, before that what led to the checkpoint that this run started from,
 //!   and so on. Going back to a checkpoint abandons those after it: they stay, but are never the latest. A step that is
 //!   committed again takes an abandoned one's place.
-//! - A run that starts at a state which no checkpoint has begins a line of its own. If it ends without a commit, nobody
+//! - A run that starts at a state which no checkpoint has begins a trail of its own. If it ends without a commit, nobody
 //!   guesses where to go on: the state is to be loaded again.
 
 pub mod target;

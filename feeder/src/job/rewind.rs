@@ -6,11 +6,11 @@
 use std::path::Path;
 
 use cursorstore::records::run::StartedFrom;
-use cursorstore::records::{Checkpoint, Run};
+use cursorstore::records::{Checkpoint, Record, Records, Run};
 use cursorstore::store::{Batch, Store};
 use cursorstore::{Cursor, State};
 
-use super::history::{History, is_gone};
+use super::history::{History, is_gone, step_of};
 use super::lineage::name_of;
 use super::target::Target;
 use super::{now_ms, process, retained, scope_of};
@@ -22,11 +22,11 @@ use crate::log::Root;
 pub struct Preview {
     /// The checkpoint to go back to.
     pub checkpoint: Checkpoint,
-    /// The newest one of the line, if the line has any.
+    /// The newest one of the trail, if the trail has any.
     pub newest: Option<(u64, Cursor)>,
-    /// Whether the checkpoint is on the line; else it is one that an earlier rewind abandoned.
-    pub on_line: bool,
-    /// Checkpoints of the line that are abandoned.
+    /// Whether the checkpoint is on the trail; else it is one that an earlier rewind abandoned.
+    pub on_trail: bool,
+    /// Checkpoints of the trail that are abandoned.
     pub abandons: u64,
     /// Samples between the two checkpoints, over all ranks, which will be trained on again.
     pub samples: u64,
@@ -45,14 +45,14 @@ pub fn preview(store: &dyn Store, root: &Path, job: &str, target: &Target) -> Re
     let history = History::of(store, job)?;
     let checkpoint = history.find(target)?;
     retained::check(root, &checkpoint.state).map_err(|error| retained::with_way_out(error, root, Some(&history)))?;
-    let line = history.line()?;
-    let on_line = line.holds(checkpoint.generation, checkpoint.step);
+    let trail = history.trail()?;
+    let on_trail = trail.holds(checkpoint.generation, checkpoint.step);
     let newest = history.latest(&|_| false)?.checkpoint;
     let (mut samples, mut data) = (0, Vec::new());
-    if on_line {
-        // From part to part of the line: each run begins where the next older one is left.
+    if on_trail {
+        // From part to part of the trail: each run begins where the next older one is left.
         let mut to = newest.as_ref().map(|newest| newest.state.clone());
-        for &(generation, _) in line.parts() {
+        for &(generation, _) in trail.parts() {
             let Some(run) = history.run(generation)? else { break };
             let is_last = generation == checkpoint.generation;
             let from = if is_last { &checkpoint.state } else { &run.state };
@@ -70,23 +70,22 @@ pub fn preview(store: &dyn Store, root: &Path, job: &str, target: &Target) -> Re
             to = Some(run.state);
         }
     }
-    let line_after = history.line_to(checkpoint.generation, checkpoint.step)?;
+    let trail_after = history.trail_to(checkpoint.generation, checkpoint.step)?;
     let mut abandons = 0;
     for entry in history.checkpoint_entries().iter().rev() {
-        let after = entry.key.rsplit('/').next().and_then(|digits| digits.parse().ok()).unwrap_or(0u64);
-        if on_line && after <= checkpoint.step {
+        let after = step_of(entry);
+        if on_trail && after <= checkpoint.step {
             break;
         }
-        let brief = history.brief(entry)?;
-        let (generation, step) = (brief.generation, brief.step);
-        abandons += u64::from(line.holds(generation, step) && !line_after.holds(generation, step));
+        let generation = Checkpoint::generation_of(&entry.value).map_err(|source| history.unreadable(entry, source))?;
+        abandons += u64::from(trail.holds(generation, after) && !trail_after.holds(generation, after));
     }
     let topic = Root::open(root)?.topic(&checkpoint.state.topic)?;
     let running = history.newest_run()?.filter(|run| process::is_running(run.process.as_deref()));
     Ok(Preview {
         missing_path: checkpoint.path.clone().filter(|path| is_gone(path)),
         newest: newest.map(|newest| (newest.step, newest.state.cursor)),
-        on_line,
+        on_trail,
         abandons,
         samples,
         bytes: samples.saturating_mul(topic.schema().row_bytes() as u64),
@@ -102,16 +101,13 @@ pub fn rewind(store: &dyn Store, preview: &Preview) -> Result<u64> {
     let job = &wanted.job;
     let mut writer = store.acquire(&scope_of(job)?)?;
     // Nobody else writes from here on; until now somebody may have.
-    let history = History::of(store, job)?;
-    let checkpoint = history.find(&Target::Step(wanted.step))?;
-    if checkpoint != *wanted {
-        return Err(Error::invalid(format!(
-            "the checkpoint was made anew meanwhile: job={job} step={} generation={}",
-            wanted.step, checkpoint.generation
-        ))
-        .with_hint("look at it again with: forebay checkpoint show"));
-    }
-    let before = history.newest_run()?;
+    let scope = writer.scope().clone();
+    let checkpoint = store.record::<Checkpoint>(&scope, &wanted.key())?.filter(|found| found == wanted);
+    let Some(checkpoint) = checkpoint else {
+        return Err(Error::invalid(format!("the checkpoint was made anew meanwhile: job={job} step={}", wanted.step))
+            .with_hint("look at it again with: forebay checkpoint show"));
+    };
+    let before = store.fold(&scope, &Run::prefix(job))?.entries().last().and_then(|run| Run::decode(&run.value).ok());
     let run = Run {
         job: job.clone(),
         generation: writer.generation(),

@@ -159,6 +159,8 @@ impl Session {
             return Err(too_large(bytes));
         }
         let mut writer = self.store.acquire(&self.scope)?;
+        // Should it fail from here on, it may try again.
+        self.fence.set(writer.generation());
         // What an earlier run committed until now counts; from now on it cannot.
         let (start, state) = match self.find_start(explicit, &mut |_| Ok(run.state.clone()))? {
             (again, _) if again == start => (start, run.state),
@@ -166,7 +168,6 @@ impl Session {
         };
         let run = self.record(writer.generation(), &start, state, shape);
         writer.append(&Batch::new().record(&run))?;
-        self.fence.set(run.generation);
         for (step, path) in &start.passed_over {
             self.notices.push(format!(
                 "a checkpoint is passed over because its file is gone: job={} step={step} path={path}",
@@ -238,6 +239,9 @@ impl Session {
     /// state. Following again, after another state was loaded, follows a later run.
     pub fn follow(&mut self, explicit: Option<&State>, shape: Shape, wait: Duration) -> Result<bool> {
         self.check_attempt(explicit.is_some(), shape)?;
+        if let Some(run) = self.run.as_ref().filter(|_| explicit.is_some()) {
+            self.seen = self.seen.max(run.generation);
+        }
         let began = Instant::now();
         loop {
             if let Some(run) = self.candidate(explicit)? {
@@ -250,7 +254,6 @@ impl Session {
                     }
                     _ => None,
                 };
-                self.seen = run.generation;
                 self.run = Some(run);
                 return Ok(true);
             }

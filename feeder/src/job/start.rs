@@ -69,10 +69,10 @@ impl Start {
     }
 }
 
-/// An error if the line without checkpoints began at a state that somebody brought: only they know it.
+/// An error if the trail without checkpoints began at a state that somebody brought: only they know it.
 fn refuse_to_guess(history: &History) -> Result<()> {
-    let line = history.line()?;
-    let Some(&(oldest, _)) = line.parts().last() else { return Ok(()) };
+    let trail = history.trail()?;
+    let Some(&(oldest, _)) = trail.parts().last() else { return Ok(()) };
     let Some(run) = history.run(oldest)?.filter(|run| run.from == StartedFrom::State) else { return Ok(()) };
     let job = history.job();
     Err(Error::invalid(format!(

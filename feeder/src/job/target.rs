@@ -48,7 +48,7 @@ impl fmt::Display for Target {
 /// Where a run starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resume {
-    /// At the newest checkpoint of the job's line, or at the beginning if there is none.
+    /// At the newest checkpoint of the job's trail, or at the beginning if there is none.
     Latest,
     /// At the beginning, whatever there is.
     Never,

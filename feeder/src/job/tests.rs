@@ -399,7 +399,7 @@ fn what_is_not_kept_goes_with_its_guard() {
         let mut run = Session::open(store.clone(), Path::new("nowhere"), settings).unwrap();
         let loader = Standing(RefCell::new(state(0, 0)));
         run.lead(false, SHAPE, &mut |state| loader.place(state)).unwrap();
-        // On the line are 1 to 5; 6 is abandoned, and the line does not pass it yet.
+        // On the trail are 1 to 5; 6 is abandoned, and the trail does not pass it yet.
         assert_eq!(run.commit(at(6, state(0, 66))).unwrap().removed, [1, 4]);
         assert_eq!(keys("checkpoint/"), [2, 3, 5, 6]);
         assert_eq!(run.commit(at(9, state(0, 90))).unwrap().removed, [5]);
@@ -449,6 +449,38 @@ fn a_full_disk_fails_the_commit_and_nothing_else() {
     }
     run.commit(at(2, state(0, 20))).unwrap();
     assert_eq!(latest(&store), Some(2));
+}
+
+#[test]
+fn a_store_that_cannot_be_written_is_refused_at_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let store: Arc<dyn Store> = Arc::new(Embedded::open(dir.path()).unwrap());
+    let failing = |step, errno| with(Fault::FailAll { step, errno }, || try_lead(&store, "a", "latest").map(|_| ())).0;
+    refused(failing(Step::CreateDir, Errno::EROFS), ErrorKind::Permission, &["use a root that this user may write"]);
+    refused(failing(Step::Lock, Errno::ENOLCK), ErrorKind::Invalid, &["cannot lock files", "local disk"]);
+    refused(failing(Step::Write, Errno::ENOSPC), ErrorKind::NoSpace, &["make room and try again"]);
+    lead(&store, "a", "latest");
+}
+
+#[test]
+fn a_start_that_failed_half_way_may_be_tried_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let store: Arc<dyn Store> = Arc::new(Embedded::open(dir.path()).unwrap());
+    let (mut run, _) = lead(&store, "a", "latest");
+    run.commit(at(1, state(0, 10))).unwrap();
+    // The first write is the new generation with its hint, the third the run record.
+    let fault = Fault::Fail { step: Step::Write, nth: 2, errno: Errno::ENOSPC, bytes: 10 };
+    let (failed, _) = with(fault, || run.lead(true, SHAPE, &mut |_| Ok(state(0, 10))));
+    refused(failed, ErrorKind::NoSpace, &["make room"]);
+    assert_eq!(store.generation(&scope_of(JOB).unwrap()).unwrap(), 2);
+    run.lead(true, SHAPE, &mut |_| Ok(state(0, 10))).unwrap();
+    run.commit(at(2, state(0, 20))).unwrap();
+
+    // A follower whose loader could not be put there asks for the same run once more.
+    let mut follower = open(&store, "a", "latest");
+    for _ in 0..2 {
+        assert!(follower.follow(None, SHAPE, NOW).unwrap());
+    }
 }
 
 #[test]
@@ -540,7 +572,7 @@ fn edits_from_outside_do_not_end_a_run_by_mistake() {
         refused(run.commit(at(5, state(0, 50))), ErrorKind::Fenced, &["taken over"]);
         let removed = edit::remove(&*store, JOB, &[Target::Tag("good".into()), Target::Step(4), Target::Step(4)], true);
         assert_eq!(removed.unwrap(), edit::Removed { steps: vec![1, 4], tags: vec!["good".into()] });
-        assert_eq!((steps(&store), latest(&store)), (vec![2, 3], Some(3)), "the line is what it was");
+        assert_eq!((steps(&store), latest(&store)), (vec![2, 3], Some(3)), "the trail is what it was");
         assert!(history(&store).tags().is_empty());
         assert_eq!(store.fold(&Scope::job(JOB).unwrap(), "guard/").unwrap().entries().len(), 2);
         edit::tag(&*store, JOB, 2, "good", true).unwrap();

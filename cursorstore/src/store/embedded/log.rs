@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::AtFlags;
-use nix::sys::stat::fstatat;
+use nix::sys::stat::{fstat, fstatat};
 
 use super::super::fold::{Fold, Slot};
 use super::super::{Result, Scope, StoreError};
@@ -126,7 +126,7 @@ impl Log {
     /// Whether nothing was appended since the last look, and no log has followed. `false` where that cannot be told.
     pub(super) fn is_as_read(&self) -> bool {
         let Some(dir) = &self.dir else { return false };
-        let same = self.file.metadata().is_ok_and(|file| file.len() == self.at && file.nlink() > 0);
+        let same = fstat(&self.file).is_ok_and(|file| file.st_size as u64 == self.at && file.st_nlink > 0);
         let next = fstatat(dir, &*self.next, AtFlags::AT_SYMLINK_NOFOLLOW);
         same && next.is_err_and(|error| error == Errno::ENOENT)
     }
