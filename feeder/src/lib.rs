@@ -21,6 +21,8 @@ pub mod reader;
 
 pub mod engine;
 
+pub mod bench;
+
 pub mod cli;
 
 pub use error::{Error, ErrorKind, Result};

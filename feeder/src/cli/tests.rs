@@ -1,5 +1,8 @@
 //! The command line as users meet it: what is printed, what is stored, and the exit code.
 
+#[path = "bench_tests.rs"]
+mod bench_tests;
+
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -115,6 +118,7 @@ fn help_and_version_say_what_there_is() {
         &["topic", "rm"],
         &["topic", "verify"],
         &["plan"],
+        &["bench"],
     ] {
         let help = place.good(&[command, &["--help"]].concat());
         assert!(command == ["topic"] || help.contains("Examples:"), "{command:?}: {help}");
