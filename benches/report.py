@@ -88,7 +88,8 @@ def _median(values: Sequence[float], digits: int = 2, scale: float = 1.0, unit: 
     return f"{statistics.median(values) * scale:.{digits}f}{unit}" if values else "-"
 
 
-def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Rows of text as a table in Markdown."""
     lines = [head, ["---"] * len(head), *body]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -137,7 +138,7 @@ def _rates(rows: Sequence[Row]) -> str:
         body.append([*line, _median(runs.of(name, others), 0, 100, "%")])
     head = ["contestant", "what", "GB/s", *([] if cold else ["first epoch"]), *(f"of `{bar}`" for bar in bars)]
     head += [*([] if cold else ["of its own limit"]), "CPU s/GB", "open + first batch ms", "others"]
-    return "### Rates\n\n" + _table(head, body) if body else ""
+    return "### Rates\n\n" + table(head, body) if body else ""
 
 
 def _ours(peer: Peer) -> str:
@@ -172,7 +173,7 @@ def _peers(rows: Sequence[Row]) -> str:
             ]
         )
     head = ["peer", "what", "workers", "GB/s", "Forebay to it", f"of `{RING}`", "CPU s/GB", "first batch ms", "resumes"]
-    return "### Peers\n\n" + _table([*head, "on other ranks", "notes"], body) if body else ""
+    return "### Peers\n\n" + table([*head, "on other ranks", "notes"], body) if body else ""
 
 
 def _skipped(rows: Sequence[Row]) -> str:
@@ -205,7 +206,7 @@ def _ranks(rows: Sequence[Row]) -> str:
         "of them",
         "CPU s/GB",
     ]
-    return "### Ranks\n\n" + _table([*head, "slabs MiB", "slowest first batch ms", "others"], body) if body else ""
+    return "### Ranks\n\n" + table([*head, "slabs MiB", "slowest first batch ms", "others"], body) if body else ""
 
 
 def _cpu_per_gigabyte(run: Row) -> float:
@@ -241,7 +242,7 @@ def _batches(rows: Sequence[Row]) -> str:
         )
     head = ["per batch", "units", "reads", "readers' calls", "read / delivered", "system calls", "switches"]
     head += ["allocations", "slab MiB", "peak memory beyond slab MiB"]
-    return "### Per batch\n\n" + _table(head, body) if body else ""
+    return "### Per batch\n\n" + table(head, body) if body else ""
 
 
 def _calls(rows: Sequence[Row]) -> str:
@@ -265,7 +266,7 @@ def _calls(rows: Sequence[Row]) -> str:
         "state_dict() p99",
         "not ready, left out",
     ]
-    return "### Calls, batch ready\n\n" + _table(head, body) if body else ""
+    return "### Calls, batch ready\n\n" + table(head, body) if body else ""
 
 
 def _starts(rows: Sequence[Row]) -> str:
@@ -284,7 +285,7 @@ def _starts(rows: Sequence[Row]) -> str:
         "next() p50 us",
         "p99",
     ]
-    return "### Start, and a paced consumer\n\n" + _table(head, body) if body else ""
+    return "### Start, and a paced consumer\n\n" + table(head, body) if body else ""
 
 
 def _firsts(rows: Sequence[Row], name: str, far: bool) -> list[Row]:
@@ -350,7 +351,17 @@ def _targets(rows: Sequence[Row]) -> str:
     if imported:
         text = f"{imported['added_ms']:.0f} ms (processor {imported['added_cpu_ms']:.0f} ms)"
         lines.append(["`import forebay`", "≤ 100 ms", text])
-    return "### Targets\n\n" + _table(["what", "target", "measured"], lines) if lines else ""
+    return "### Targets\n\n" + table(["what", "target", "measured"], lines) if lines else ""
+
+
+def put_between(file: Path, begin: str, end: str, text: str) -> None:
+    """Replaces what stands in a page between its marks."""
+    page = file.read_text()
+    before, found, rest = page.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found or not found_end:
+        raise SystemExit(f"error: the page has no marks to write between: {begin} and {end}")
+    file.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
 
 
 def main() -> None:
@@ -365,12 +376,7 @@ def main() -> None:
     if not options.write:
         print(text)
         return
-    page = options.write.read_text()
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"error: the page has no marks to write between: {BEGIN} and {END}")
-    options.write.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+    put_between(options.write, BEGIN, END, text)
 
 
 if __name__ == "__main__":

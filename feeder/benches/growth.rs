@@ -109,6 +109,7 @@ fn plan(samples: u64, windows: u64, key: &PlanKey, steps: u64) -> Outcome<Value>
                 taken += unit.first_step - at;
                 continue;
             }
+            taken += schedule.steps() - at;
             epoch += 1;
             schedule = Schedule::new(Line::new(key, ends(samples, windows).into(), epoch)?, share, 0, key.chunk)?;
             unit.first_step = 0;
