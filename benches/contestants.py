@@ -156,7 +156,7 @@ class Forebay:
     def __init__(self, workload: Workload, data: Data, part: Part, **settings: Any) -> None:
         import forebay
 
-        ranks = {"global_batch_size": workload.batch, "rank": part.rank, "world_size": part.world}
+        ranks: dict[str, Any] = {"global_batch_size": workload.batch, "rank": part.rank, "world_size": part.world}
         self.loader: forebay.DataLoader = forebay.DataLoader(TOPIC, root=data.root, seed=SEED, **ranks, **settings)
 
     def epoch(self, number: int) -> Iterator[Batch]:

@@ -1,7 +1,7 @@
 """What a step costs as data grow: samples, blocks, windows and lanes, each alone. Prints a table, or writes it.
 
-Each case is a run of feeder/benches/growth.rs. The plan's instructions are counted by callgrind, where that is there: what
-more steps take beyond what fewer do, the same on every machine and every day. Times are of the processor.
+Each case is a run of feeder/benches/growth.rs. The plan's instructions are counted by callgrind, where that is there:
+what more steps take beyond what fewer do, the same on every machine and every day. Times are of the processor.
 """
 
 from __future__ import annotations

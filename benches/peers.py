@@ -162,7 +162,8 @@ def torch_batches(workload: Workload, data: Data, part: Part, order: Order) -> O
 
     def make(epoch: int) -> Iterable[Batch]:
         sampler = BatchSampler(_sampler(workload.samples, order, epoch), workload.batch, drop_last=False)
-        return DataLoader(rows, sampler=sampler, batch_size=None, **_workers(part))
+        loader: Iterable[Batch] = DataLoader(rows, sampler=sampler, batch_size=None, **_workers(part))
+        return loader
 
     return _Opened(make)
 
@@ -379,7 +380,7 @@ class _Arrow:
     def __getitem__(self, index: list[int]) -> Batch:
         import torch
 
-        in_order = index[-1] - index[0] == len(index) - 1 and all(np.diff(index) == 1)
+        in_order = index == list(range(index[0], index[0] + len(index)))
         table = self.samples[slice(index[0], index[-1] + 1) if in_order else index]
         x = table[self.field.name].combine_chunks()
         values = np.array(x.flatten().to_numpy()).reshape(len(index), *self.field.shape)
@@ -396,7 +397,8 @@ def hugging_face_batches(workload: Workload, data: Data, part: Part, order: Orde
 
     def make(epoch: int) -> Iterable[Batch]:
         sampler = BatchSampler(_sampler(len(rows), order, epoch), workload.batch, drop_last=False)
-        return DataLoader(rows, sampler=sampler, batch_size=None, **_workers(part))
+        loader: Iterable[Batch] = DataLoader(rows, sampler=sampler, batch_size=None, **_workers(part))
+        return loader
 
     return _Opened(make)
 

@@ -44,8 +44,8 @@ class Rivals:
 
     def ready(self, peers: Iterable[Peer], most_bytes: float) -> list[Peer]:
         """Those that can be measured. Samples beyond `most_bytes` are left out for all of them."""
-        for name, why in ABSENT.items():
-            self.skip(name, why)
+        for name, reason in ABSENT.items():
+            self.skip(name, reason)
         whole = self.workload
         self.workload = replace(
             whole, samples=min(whole.samples, max(whole.batch, int(most_bytes // whole.sample_bytes)))

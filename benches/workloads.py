@@ -31,8 +31,6 @@ ROWS = "rows"
 """Name under which a loop by hand delivers samples of several fields: whole, as bytes."""
 _STRIPE_BYTES = 256 << 20
 """Samples are made and ingested in stripes of at most so many bytes, so that they need room once more only for one."""
-_STRIPE_UNIT = 1792
-"""Stripes are multiples of it where they are large enough: usual blocks divide it, or a multiple of it."""
 
 
 @dataclass(frozen=True)
@@ -215,8 +213,8 @@ def stamp(file: Path, about: Mapping[str, Any]) -> None:
 
 
 def _stripes(workload: Workload) -> Iterator[tuple[int, int]]:
-    most = max(1, _STRIPE_BYTES // workload.row_bytes)
-    most = most // _STRIPE_UNIT * _STRIPE_UNIT or most
+    # A power of two, as a block's rows are: no block is cut short.
+    most = 1 << (max(1, _STRIPE_BYTES // workload.row_bytes).bit_length() - 1)
     for start in range(0, workload.samples, most):
         yield start, min(most, workload.samples - start)
 
@@ -265,7 +263,7 @@ class Checker:
             good &= (_bytes(columns[ROWS]) == _bytes(wanted)).all(axis=1)
         else:
             for field in self._workload.fields:
-                values = columns[field.name].astype(field.dtype, copy=False)
+                values: np.ndarray[Any, Any] = columns[field.name].astype(field.dtype, copy=False)
                 good &= (_bytes(values) == _bytes(wanted[field.name])).all(axis=1)
         self.wrong += int((~good).sum())
         np.add.at(self._seen, known, 1)
@@ -293,4 +291,5 @@ class Checker:
 
 def _bytes(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Rows of bytes."""
-    return np.ascontiguousarray(values).view(np.uint8).reshape(len(values), -1)
+    rows: np.ndarray[Any, Any] = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), -1)
+    return rows
