@@ -56,7 +56,7 @@ def cases(small: bool) -> list[Case]:
     most = 5 if small else 8
     found = [Case("samples", 10**power, 10**power) for power in range(4, most + 1)]
     found += [
-        Case("blocks", 10**power, 10**power * 1024, block_rows=1024, lanes=4, chunk=64) for power in range(most - 2)
+        Case("blocks", 10**power, 10**power * 4096, block_rows=4096, lanes=4, chunk=64) for power in range(most - 2)
     ]
     found += [Case("windows", number, 1_000_000, windows=number) for number in (1, 10, 100, 1000)]
     lanes = (64, 128) if small else (64, 256, 1024, 8192)

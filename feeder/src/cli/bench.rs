@@ -165,10 +165,10 @@ fn print(name: Option<&str>, args: &Args, report: &Report, console: &mut Console
         (
             "pipeline",
             format!(
-                "{:.1} GB/s, {} samples/s: {order}, batches of {}{ranks}, {:.0} us a step",
+                "{order}, batches of {}{ranks}: {:.1} GB/s, {} samples/s, {:.0} us a step",
+                text::count(u64::from(args.batch_size)),
                 run.gb_per_s(),
                 text::count(run.samples_per_s() as u64),
-                text::count(u64::from(args.batch_size)),
                 run.step_us()
             ),
         ),
