@@ -26,6 +26,8 @@ PLAN_STEPS, ENGINE_STEPS = 4000, 4096
 COUNTED_STEPS = (200, 600)
 BLOCK_ROWS = 65536
 KIB = 1024
+BUSY_LOAD = 0.5
+"""Load average from which on it is said that others were at work."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def text(rows: Sequence[dict[str, Any]], about: dict[str, Any], rounds: int) -> str:
     """The table with what it is of."""
     said = f"commit {about['commit']}{' with changes' if about['changed'] else ''}, load average {about['load']:.1f}"
+    said += " (**disturbed by other programs**)" if about["load"] > BUSY_LOAD else ""
     return (
         f"{about['date']}, {said}; {about['cores']} cores of {about['cpu']}. One byte a sample, shuffled, steps of "
         f"1,024 from the middle of an epoch on, pools of 4 chunks; medians of {rounds} rounds.\n\n{table(rows)}"
