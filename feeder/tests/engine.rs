@@ -13,7 +13,7 @@ use feeder::plan::{Line, Tail};
 use feeder::reader::ReaderKind;
 use feeder::{ErrorKind, Rows, Schema};
 
-const WAIT: Duration = Duration::from_secs(20);
+const WAIT: Duration = Duration::from_secs(120);
 
 fn name() -> TopicName {
     "corpus".parse().unwrap()
