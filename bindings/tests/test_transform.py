@@ -104,6 +104,15 @@ def test_random_numbers_belong_to_the_place(root: Path, order: Order) -> None:
         assert {tuple(number) for _, number in loader}.isdisjoint(numbers)
 
 
+def test_ranks_do_not_draw_the_same_random_numbers(root: Path) -> None:
+    """One augmentation on all ranks is a fraction of the variety that was meant."""
+    seen: list[tuple[int, ...]] = []
+    for rank in range(4):
+        with make(root, drawn, rank=rank, world_size=4, batch_size=6) as loader:
+            seen += [tuple(numbers) for _, numbers in loader]
+    assert len(set(seen)) == len(seen) == 4 * STEPS
+
+
 def test_without_numpy_the_generator_is_pythons(root: Path) -> None:
     code = (
         "import sys; sys.modules['numpy'] = None; sys.modules['torch'] = None\n"
