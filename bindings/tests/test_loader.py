@@ -183,6 +183,8 @@ def test_consumed_gives_the_state_of_an_earlier_batch(loader: forebay.DataLoader
         for wrong in (7, 100, 2**40):
             with pytest.raises(forebay.InvalidError, match="handed_out=6"):
                 loader.state_dict(wrong)
+        with pytest.raises(forebay.InvalidError, match="consumed=-1"):
+            loader.state_dict(-1)
         loader.load_state_dict(loader.state_dict())
     for _ in loader:
         pass

@@ -309,6 +309,7 @@ class DataLoader:
 
         Batches read ahead never count. For wrappers that fetch ahead, `consumed` is what training has really used.
         """
+        consumed = _count("consumed", consumed, least=0, most=2**63)
         loader = self._native()
         iterator = self._live()
         if iterator is not None:
