@@ -95,8 +95,17 @@ pub enum StateError {
 impl State {
     /// A state over records of a bare topic; the fingerprint is computed.
     pub fn new(topic: TopicName, windows: Vec<Window>, plan: PlanKey, cursor: Cursor) -> Self {
-        Self { version: STATE_VERSION, topic, dataset: None, windows, schema: 1, plan, cursor, fingerprint: String::new() }
-            .sealed()
+        Self {
+            version: STATE_VERSION,
+            topic,
+            dataset: None,
+            windows,
+            schema: 1,
+            plan,
+            cursor,
+            fingerprint: String::new(),
+        }
+        .sealed()
     }
 
     /// A state over a dataset version of records of `topic`.

@@ -113,13 +113,7 @@ impl Dataset {
     }
 
     /// The records of `windows`, read under one of the view's schema versions.
-    fn new(
-        root: PathBuf,
-        topic: Topic,
-        view: TopicView,
-        windows: Vec<Window>,
-        under: SchemaVersion,
-    ) -> Result<Self> {
+    fn new(root: PathBuf, topic: Topic, view: TopicView, windows: Vec<Window>, under: SchemaVersion) -> Result<Self> {
         let line = WindowList::new(&windows);
         let mut lowest: Vec<u64> = view.partitions.iter().map(|partition| partition.end).collect();
         for extent in line.extents() {
