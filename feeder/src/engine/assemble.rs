@@ -322,13 +322,7 @@ impl Assembler {
                 }
             }
         }
-        for rows in &job.defaults {
-            let placed = &self.layout.columns[rows.column];
-            for span in &job.spans[rows.spans.clone()] {
-                let slot = job.taken.slots[(span.step - job.taken.unit.first_step) as usize];
-                rows.write(&self.slab, evolve::slab_at(slot, self.layout.slot_bytes, placed, span), span.count);
-            }
-        }
+        job.defaults.iter().for_each(|rows| rows.write(&self.slab, &self.layout, &job.taken, &job.spans));
         if !job.copies.is_empty() {
             fence();
         }

@@ -6,7 +6,8 @@
 
 use std::ops::Range;
 
-use super::layout::Placed;
+use super::feed::Taken;
+use super::layout::{Placed, SlotLayout};
 use crate::plan::Run;
 use crate::reader::Region;
 use crate::versions::{Element, Source, Upgrade};
@@ -53,10 +54,15 @@ impl DefaultRows {
         Self { column, row: element.bytes().repeat(placed.column.elements()), spans }
     }
 
-    /// Writes `rows` rows to the slab from `at` on.
-    pub(super) fn write(&self, slab: &Region, at: usize, rows: u32) {
-        for row in 0..rows as usize {
-            slab.write(at + row * self.row.len(), &self.row);
+    /// Writes them to their slots.
+    pub(super) fn write(&self, slab: &Region, layout: &SlotLayout, taken: &Taken, spans: &[Run]) {
+        let placed = &layout.columns[self.column];
+        for span in &spans[self.spans.clone()] {
+            let slot = taken.slots[(span.step - taken.unit.first_step) as usize] as usize;
+            let at = slot * layout.slot_bytes + placed.offset;
+            for row in span.row..span.row + span.count {
+                slab.write(at + row as usize * placed.row_bytes, &self.row);
+            }
         }
     }
 }
@@ -79,7 +85,5 @@ impl Widener {
     }
 }
 
-/// Where in the slab the rows of a run begin.
-pub(super) fn slab_at(slot: u32, slot_bytes: usize, placed: &Placed, run: &Run) -> usize {
-    slot as usize * slot_bytes + placed.offset + run.row as usize * placed.row_bytes
-}
+#[cfg(test)]
+mod tests;

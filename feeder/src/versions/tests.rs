@@ -1,3 +1,5 @@
+//! What grows and what is refused, and upgrades against the values themselves.
+
 use proptest::prelude::*;
 
 use super::*;
@@ -43,12 +45,7 @@ fn columns_go_by_name_widen_and_come_with_defaults() {
     let old = Rows::new(
         schema("id:int32, x:float16[2]"),
         1,
-        vec![
-            Buffer::from_vec(vec![-7i32]),
-            Buffer::from_vec(
-                vec![f16::from_f32(0.5), f16::from_f32(-2.0)].iter().map(|x| x.to_bits()).collect::<Vec<u16>>(),
-            ),
-        ],
+        vec![Buffer::from_vec(vec![-7i32]), Buffer::from_vec([0.5, -2.0].map(|x| f16::from_f32(x).to_bits()).to_vec())],
     );
     let new = third.upgrade(&first.newest().schema, &third.newest().schema).unwrap().rows(&old.unwrap()).unwrap();
     assert_eq!(new.column(0).as_slice(), (-7i64).to_le_bytes());

@@ -243,7 +243,7 @@ fn an_empty_segment_makes_room_for_the_next_version() {
     std::fs::write(&old, &empty).unwrap();
     assert_eq!(assert_grown(&place.fresh(), &[(0, 1)]), 5);
     let writer = place.fresh().writer(0, policy(Fsync::Always)).unwrap();
-    assert_eq!(writer.recovery().removed, [old.clone()]);
+    assert_eq!(writer.recovery().removed.as_slice(), std::slice::from_ref(&old));
     append(&writer, 1, 5);
     drop(writer);
     // With rows in it, it is no leftover.
