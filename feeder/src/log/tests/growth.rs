@@ -391,3 +391,41 @@ fn child_grows() {
     }
     std::thread::park();
 }
+
+#[test]
+fn appends_of_many_threads_meet_a_change_in_any_order() {
+    let place = place();
+    let writer = place.topic.writer(0, policy(Fsync::Never)).unwrap();
+    writer.grow(&schema(2), &defaults(2)).unwrap();
+    // Older, newer and newest rows, whose numbers are those of their source.
+    let of_thread = |thread: u64| (thread as usize, 0..100u64);
+    std::thread::scope(|scope| {
+        for thread in 0..3 {
+            let (writer, (step, numbers)) = (&writer, of_thread(thread));
+            scope.spawn(move || {
+                for number in numbers {
+                    let origin = Origin { source: u128::from(thread), first: number };
+                    writer.append_from(origin, &of_step(step, number..number + 1)).unwrap();
+                }
+            });
+        }
+        scope.spawn(|| {
+            // In the middle of it, whenever that is.
+            writer.grow(&schema(3), &Defaults::parse(&["w=0.5".into()]).unwrap()).unwrap();
+            writer.append(&of_step(3, 7..8)).unwrap();
+        });
+    });
+    let view = place.fresh().view().unwrap();
+    assert_eq!((view.rows(), view.schemas.versions().len()), (301, 3));
+    let numbers: Vec<u32> = view.partitions[0].segments().iter().map(|segment| segment.schema_number).collect();
+    assert!(numbers.is_sorted() && numbers.last() == Some(&3), "{numbers:?}");
+    let all = view.partitions[0].read(0..301).unwrap();
+    let mut got: Vec<Vec<Vec<f64>>> = (0..301).map(|row| values(&all, row)).collect();
+    let mut wanted: Vec<Vec<Vec<f64>>> =
+        (0..3).flat_map(|thread| of_thread(thread).1.map(move |number| naive(thread as usize, 3, number))).collect();
+    wanted.push(naive(3, 3, 7));
+    let order = |a: &Vec<Vec<f64>>, b: &Vec<Vec<f64>>| a.partial_cmp(b).unwrap();
+    got.sort_by(order);
+    wanted.sort_by(order);
+    assert!(got == wanted);
+}
