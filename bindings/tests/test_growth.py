@@ -65,7 +65,7 @@ def test_killed_and_resumed_over_a_topic_that_grew_it_is_one_straight_run(tmp_pa
             assert (batch["id"].dtype, batch["label"].dtype) == (np.int64, np.int32)
             assert (batch["x"] == harness.x_of(batch["id"], 4)).all()
             seen.update(zip(batch["id"].tolist(), batch["label"].tolist(), strict=True))
-    assert seen == {id: -1 if id < 150 else 7 if id < 200 else 8 for id in range(210)}
+    assert seen == {at: -1 if at < 150 else 7 if at < 200 else 8 for at in range(210)}
     samples = forebay.open("grows", root=root, output="numpy")
     assert len(samples) == 210
     for at in (0, 120, 170, 205):

@@ -177,10 +177,11 @@ impl Topic {
 
     /// Takes a snapshot for reading.
     pub fn view(&self) -> Result<TopicView> {
-        let partitions =
-            (0..self.partitions()).map(|partition| self.view_partition(partition)).collect::<Result<_>>()?;
+        let mut partitions =
+            (0..self.partitions()).map(|partition| self.view_partition(partition)).collect::<Result<Vec<_>>>()?;
         // After the segments, so that all of theirs are among them.
         let schemas = self.inner.schemas.now()?;
+        partitions.iter_mut().for_each(|partition| partition.schemas = schemas.clone());
         Ok(TopicView {
             name: self.inner.name.clone(),
             schema: schemas.newest().schema.clone(),

@@ -60,7 +60,7 @@ pub struct PartitionView {
     /// Offset after the last row.
     pub end: u64,
     segments: Vec<Arc<SegmentView>>,
-    schemas: Arc<Schemas>,
+    pub(super) schemas: Arc<Schemas>,
 }
 
 impl PartitionView {
