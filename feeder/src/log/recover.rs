@@ -17,6 +17,7 @@ use super::footer::{self, NoFooter};
 use super::frame;
 use super::scan::{Scan, Walk};
 use crate::error::{Error, Result};
+use crate::schema::Schema;
 use crate::versions::{SchemaVersion, Schemas};
 
 /// Bytes written again at a time.
@@ -196,7 +197,7 @@ impl Place<'_> {
         let failed = |error| Error::io(format!("cannot read segment: path={}", path.display()), error);
         let file = File::open(&path).map_err(failed)?;
         let len = file.metadata().map_err(failed)?.len();
-        let mut scan = Scan::new(preamble_bytes(&file, &path, self, name)?, base);
+        let mut scan = Scan::new(preamble_bytes(&file, &path, &version.schema, self.identity, base)?, base);
         let walk = Walk {
             file: &file,
             len,
@@ -235,7 +236,7 @@ impl Place<'_> {
         let file = open_for_writing(&path)?;
         let hint = Hint::read(self.dir, base);
         let len = file.metadata().map_err(failed)?.len();
-        let mut scan = Scan::new(preamble_bytes(&file, &path, self, name)?, base);
+        let mut scan = Scan::new(preamble_bytes(&file, &path, &version.schema, self.identity, base)?, base);
         let walk = Walk { file: &file, len, schema: &version.schema, identity: self.identity, hint };
         let mut time_ms: Option<(u64, u64)> = None;
         let note = |header: &super::block::Header| {
@@ -304,15 +305,14 @@ pub(super) fn footer_error(path: &Path, base: u64, why: NoFooter) -> Error {
 
 /// Length of a segment's preamble: as it says itself, or as it must have been when it is damaged. A file that says it
 /// belongs to another topic, partition or place is refused.
-pub(super) fn preamble_bytes(file: &File, path: &Path, place: &Place<'_>, name: SegmentName) -> Result<u64> {
-    let (base, schema) = (name.base, &place.version(name)?.schema);
+pub(super) fn preamble_bytes(file: &File, path: &Path, schema: &Schema, identity: &Identity, base: u64) -> Result<u64> {
     let failed = |error| Error::io(format!("cannot read segment: path={}", path.display()), error);
     let mut start = [0; frame::MAGIC.len() + frame::PREFIX_BYTES];
     match file.read_exact_at(&mut start, 0) {
         Err(error) if error.kind() != std::io::ErrorKind::UnexpectedEof => return Err(failed(error)),
         _ => {}
     }
-    let ours = || Ok(frame::preamble(schema, place.identity, base).len() as u64);
+    let ours = || Ok(frame::preamble(schema, identity, base).len() as u64);
     let Some(said) = start.last_chunk().copied().and_then(frame::frame_bytes) else { return ours() };
     let total = (said + frame::MAGIC.len()) as u64;
     let len = file.metadata().map_err(failed)?.len();
@@ -323,11 +323,11 @@ pub(super) fn preamble_bytes(file: &File, path: &Path, place: &Place<'_>, name: 
     file.read_exact_at(&mut bytes, frame::MAGIC.len() as u64).map_err(failed)?;
     match frame::preamble_owner(&bytes) {
         None => ours(),
-        Some(owner) if owner == (*place.identity, base) => Ok(total),
+        Some(owner) if owner == (*identity, base) => Ok(total),
         Some(_) => Err(Error::corrupt(format!(
             "the segment belongs to another topic or place: path={} offset={base} incarnation={}",
             path.display(),
-            place.identity.incarnation
+            identity.incarnation
         ))),
     }
 }

@@ -220,9 +220,7 @@ impl SegmentView {
     /// Refuses a file that stands where the segment's did and is not it: without a guard, the topic may have been removed
     /// and made again. Whoever reads rows without their headers has no other way to notice.
     pub fn check_owner(&self, file: &File) -> Result<()> {
-        let dir = self.path.parent().unwrap_or(Path::new(""));
-        let place = Place { dir, schema: &self.schema, identity: &self.identity };
-        preamble_bytes(file, &self.path, &place, self.base).map(drop)
+        preamble_bytes(file, &self.path, &self.schema, &self.identity, self.base).map(drop)
     }
 
     /// The blocks in order of offsets. Offsets that none covers are lost to damage.
@@ -415,7 +413,7 @@ pub(super) fn look_at_active(
     let about = file.metadata().map_err(failed)?;
     let mut scan = match seen.take() {
         Some(seen) if seen.base == base && seen.inode == about.ino() && seen.scan.good <= about.len() => seen.scan,
-        _ => Scan::new(preamble_bytes(&file, &path, place, name)?, base),
+        _ => Scan::new(preamble_bytes(&file, &path, &version.schema, place.identity, base)?, base),
     };
     let walk = Walk { file: &file, len: about.len(), schema: &version.schema, identity: place.identity, hint };
     scan.advance(&walk, |_| {}).map_err(failed)?;
