@@ -11,6 +11,10 @@ pub mod schema;
 
 pub mod rows;
 
+pub mod widen;
+
+pub mod versions;
+
 pub mod ingest;
 
 pub mod log;
@@ -22,6 +26,8 @@ pub mod reader;
 pub mod engine;
 
 pub mod job;
+
+pub mod bench;
 
 pub mod cli;
 

@@ -7,6 +7,7 @@ next. Importing this package brings in neither torch nor NumPy.
 from forebay._forebay import Tensor, __version__
 from forebay._job import Checkpoint, latest
 from forebay._state import State
+from forebay.ceiling import ceiling
 from forebay.errors import (
     BusyError,
     ClosedError,
@@ -48,6 +49,7 @@ __all__ = [
     "TimeoutError",
     "Transform",
     "__version__",
+    "ceiling",
     "latest",
     "open",
 ]

@@ -312,9 +312,10 @@ class DataLoader:
             _logger.info("%s", line)
         if self._transform is None:
             return batches
-        settings = self._settings
+        settings, world = self._settings, self.world_size
+        first = self.rank * (self._batch_size or (self._global_batch_size or 0) // world)
         iterator = TransformIterator(
-            batches, self._transform, self._transform_threads, settings["seed"], settings["timeout_s"] or None
+            batches, self._transform, self._transform_threads, settings["seed"], first, settings["timeout_s"] or None
         )
         self._iterator = weakref.ref(iterator)
         return iterator
@@ -354,6 +355,7 @@ class DataLoader:
         Batches read ahead never count, nor do those that Lightning and Accelerate hold back to know which is the last.
         For other wrappers that fetch ahead, `consumed` is what training has really used.
         """
+        consumed = _arguments.count("consumed", consumed, least=0, most=2**63)
         loader = self._begun()
         iterator = self._live()
         # The loader is ahead of the trainer by what is being transformed, and by what a wrapper holds.

@@ -3,19 +3,23 @@
 //! Scatter, not gather: the destinations of a read are the rows' places in the slots to come. Rows of 4 KiB and more (and
 //! runs of neighbours as long) are read straight into place; smaller ones go through a scratch that stays in L2 and are
 //! copied out with non-temporal stores. Short gaps (headers, padding, other ranks' rows) land in a junk buffer rather
-//! than cost a read. A unit that is to be checked is read through the scratch, widened to whole checksummed pieces.
+//! than cost a read. A unit that is to be checked is read through the scratch, widened to whole checksummed pieces. What is
+//! stored under another schema than it is read under takes the turns of [`evolve`].
 //! In steady state nothing is allocated: jobs, reads and their lists are used again.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::Dataset;
+use super::evolve::{self, DefaultRows, Widener};
 use super::feed::{Failure, Feed, Taken};
 use super::layout::SlotLayout;
 use crate::error::{Error, Result};
-use crate::log::{BlockRef, BlockSums, PIECE_BYTES, SegmentView, column_at, crc32c};
+use crate::log::{BlockRef, BlockSums, PAGE_BYTES, PIECE_BYTES, SegmentView, column_at, crc32c};
 use crate::plan::Run;
 use crate::reader::{MAX_PARTS, Part, Read, ReadError, ReadFile, Region, fence};
+use crate::versions::Upgrade;
+use crate::widen::Widen;
 
 /// Gaps up to this size are read over, into the junk buffer.
 pub(super) const JUNK_BYTES: usize = 16 << 10;
@@ -49,6 +53,8 @@ pub(super) struct Job {
     /// The unit's runs, cut at the borders of blocks.
     spans: Vec<Run>,
     copies: Vec<CopyOut>,
+    /// Rows of columns that their block does not have.
+    defaults: Vec<DefaultRows>,
     checks: Vec<Check>,
     failed: Vec<(Range<u64>, Failure)>,
 }
@@ -61,11 +67,16 @@ struct CopyOut {
     at: usize,
     lo: u64,
     spans: Range<usize>,
+    /// Bytes of a row there, and what becomes of them.
+    row_bytes: usize,
+    widen: Option<Widen>,
 }
 
 /// Whole checksummed pieces of one column buffer that wait in the scratch.
 struct Check {
-    column: usize,
+    /// Index into the segment's columns, and bytes of a row there.
+    stored_at: usize,
+    row_bytes: usize,
     at: usize,
     bytes: usize,
     first_piece: usize,
@@ -83,6 +94,8 @@ struct BlockSpan {
     first: u64,
     end: u64,
     first_row: u64,
+    /// How its rows become those of the dataset; `None` where they are those.
+    upgrade: Option<Arc<Upgrade>>,
 }
 
 impl BlockSpan {
@@ -114,6 +127,7 @@ pub(super) struct Assembler {
     piece: Vec<u8>,
     /// The checksums used last: the columns of a block are checked one after the other.
     sums: Option<(Arc<ReadFile>, BlockRef, BlockSums)>,
+    widener: Widener,
 }
 
 impl Assembler {
@@ -140,6 +154,7 @@ impl Assembler {
             read_end: 0,
             piece: Vec::new(),
             sums: None,
+            widener: Widener::default(),
         }
     }
 
@@ -156,6 +171,7 @@ impl Assembler {
         job.reads.clear();
         job.spans.clear();
         job.copies.clear();
+        job.defaults.clear();
         job.checks.clear();
         job.failed.clear();
         let first_read = out.len();
@@ -178,8 +194,21 @@ impl Assembler {
             }
         }
         self.make_reads(job, piece, number, out);
+        if out.len() == first_read {
+            self.read_for_nothing(job, number, out);
+        }
         job.reads_left = out.len() - first_read;
         Ok(())
+    }
+
+    /// A unit of defaults alone would never come back: reads a page of its block, which also shows that it is there.
+    fn read_for_nothing(&mut self, job: &mut Job, number: usize, out: &mut Vec<Read>) {
+        let Some(block) = &self.block else { return };
+        let unit = &job.taken.unit;
+        job.reads.push(unit.from..unit.from + u64::from(unit.count));
+        let mut parts = self.spare.pop().unwrap_or_default();
+        parts.push(Part { region: JUNK, at: 0, bytes: PAGE_BYTES as u32 });
+        out.push(Read { file: block.file.clone(), offset: block.block.header, parts, token: token(number, 0) });
     }
 
     fn locate(&self, index: u64) -> Result<BlockSpan> {
@@ -188,7 +217,8 @@ impl Assembler {
         let block = segment.block_of(offset)?;
         let first_row = offset - block.base;
         let end = index + count.min(u64::from(block.rows) - first_row);
-        Ok(BlockSpan { segment, file, block, first: index, end, first_row })
+        let upgrade = self.dataset.upgrade(&segment)?;
+        Ok(BlockSpan { segment, file, block, first: index, end, first_row, upgrade })
     }
 
     /// The reads of `job.spans[from..]`, which lie in the current block.
@@ -211,10 +241,18 @@ impl Assembler {
         };
         for &c in &self.layout.by_file {
             let placed = &self.layout.columns[c];
-            let bytes = placed.row_bytes;
-            let buffer = block.block.body + column_at(self.dataset.schema(), block.block.rows, placed.at);
+            let stored = match evolve::stored(block.upgrade.as_deref(), placed) {
+                Ok(stored) => stored,
+                Err(element) => {
+                    job.defaults.push(DefaultRows::new(c, placed, element, spans.clone()));
+                    continue;
+                }
+            };
+            let bytes = stored.row_bytes;
+            let buffer = block.block.body + column_at(block.segment.schema(), block.block.rows, stored.at);
             let run_bytes = bytes * rows as usize / spans.len();
-            if !job.check && (run_bytes >= DIRECT_BYTES || spans.len() <= DIRECT_RUNS) {
+            let short = run_bytes < DIRECT_BYTES && spans.len() > DIRECT_RUNS;
+            if !job.check && !short && stored.widen.is_none() {
                 for span in &job.spans[spans.clone()] {
                     let slot = job.taken.slots[(span.step - job.taken.unit.first_step) as usize] as usize;
                     let at = slot * self.layout.slot_bytes + placed.offset + span.row as usize * bytes;
@@ -235,10 +273,18 @@ impl Assembler {
             let part = Part { region: SCRATCH, at, bytes: (end - start) as u32 };
             reads.push(buffer + start as u64, part, samples.clone());
             let rows_at = at + row * bytes - start;
-            job.copies.push(CopyOut { column: c, at: rows_at, lo: samples.start, spans: spans.clone() });
+            job.copies.push(CopyOut {
+                column: c,
+                at: rows_at,
+                lo: samples.start,
+                spans: spans.clone(),
+                row_bytes: bytes,
+                widen: stored.widen,
+            });
             if job.check {
                 job.checks.push(Check {
-                    column: c,
+                    stored_at: stored.at,
+                    row_bytes: bytes,
                     at,
                     bytes: end - start,
                     first_piece: start / PIECE_BYTES,
@@ -263,17 +309,20 @@ impl Assembler {
         for copy in &job.copies {
             let placed = &self.layout.columns[copy.column];
             for span in &job.spans[copy.spans.clone()] {
-                let bytes = span.count as usize * placed.row_bytes;
-                let from = copy.at + (span.index - copy.lo) as usize * placed.row_bytes;
+                let bytes = span.count as usize * copy.row_bytes;
+                let from = copy.at + (span.index - copy.lo) as usize * copy.row_bytes;
                 let slot = job.taken.slots[(span.step - job.taken.unit.first_step) as usize] as usize;
                 let at = slot * self.layout.slot_bytes + placed.offset + span.row as usize * placed.row_bytes;
-                if bytes >= STREAMING_BYTES {
+                if let Some(widen) = copy.widen {
+                    self.widener.turn(widen, &self.scratch, from, bytes, &self.slab, at);
+                } else if bytes >= STREAMING_BYTES {
                     self.slab.copy_from_streaming(at, &self.scratch, from, bytes);
                 } else {
                     self.slab.copy_from(at, &self.scratch, from, bytes);
                 }
             }
         }
+        job.defaults.iter().for_each(|rows| rows.write(&self.slab, &self.layout, &job.taken, &job.spans));
         if !job.copies.is_empty() {
             fence();
         }
@@ -294,18 +343,18 @@ impl Assembler {
             Ok(sums) => sums,
             Err(error) => return job.failed.push((check.samples.clone(), Failure::of(&error))),
         };
-        let placed = &self.layout.columns[check.column];
+        let (schema, row_bytes) = (check.block.segment.schema(), check.row_bytes as u64);
         let mut buffer = std::mem::take(&mut self.piece);
         for (piece, at) in (check.first_piece..).zip((0..check.bytes).step_by(PIECE_BYTES)) {
             buffer.resize(PIECE_BYTES.min(check.bytes - at), 0);
             self.scratch.read(check.at + at, &mut buffer);
-            if sums.column(placed.at).get(piece) == Some(&crc32c(&buffer)) {
+            if sums.column(check.stored_at).get(piece) == Some(&crc32c(&buffer)) {
                 continue;
             }
             let (start, length) = ((piece * PIECE_BYTES) as u64, buffer.len() as u64);
-            let rows = start / placed.row_bytes as u64..(start + length).div_ceil(placed.row_bytes as u64);
+            let rows = start / row_bytes..(start + length).div_ceil(row_bytes);
             let block = &check.block;
-            let column = block.block.body + column_at(self.dataset.schema(), block.block.rows, placed.at);
+            let column = block.block.body + column_at(schema, block.block.rows, check.stored_at);
             for span in &job.spans {
                 for index in span.index..span.index + u64::from(span.count) {
                     if check.samples.contains(&index) && rows.contains(&block.row_of(index)) {
@@ -313,7 +362,7 @@ impl Assembler {
                             "data do not match their checksum: file={} block={} column={:?} offset={} bytes={}",
                             block.segment.path.display(),
                             block.block.base,
-                            placed.column.name,
+                            schema.columns()[check.stored_at].name,
                             column + start,
                             length
                         ));

@@ -22,6 +22,7 @@
 pub mod settings;
 
 pub mod dataset;
+mod evolve;
 
 mod layout;
 

@@ -184,7 +184,7 @@ impl Session {
     fn find_start(&self, explicit: bool, place: Place<'_>) -> Result<(Start, State)> {
         let history = History::read(&*self.store, &self.settings.job)?;
         let start = match explicit {
-            true => Start::explicit(history.as_ref(), &place(None)?)?,
+            true => self.explicit_start(history.as_ref(), &place(None)?)?,
             false => Start::of(&*self.store, history.as_ref(), &self.settings.job, &self.settings.resume)?,
         };
         let state = match explicit {
@@ -193,6 +193,18 @@ impl Session {
         };
         let state = state.map_err(|error| retained::with_way_out(error, &self.root, history.as_ref()))?;
         Ok((start, state))
+    }
+
+    /// The start at a state that was loaded. Back at its own start, a run starts as it did.
+    fn explicit_start(&self, history: Option<&History>, state: &State) -> Result<Start> {
+        match self.run.as_ref().filter(|run| run.state == *state) {
+            Some(run) => Ok(Start {
+                checkpoint: self.started_at.clone(),
+                is_foreign: run.from == StartedFrom::State,
+                passed_over: Vec::new(),
+            }),
+            None => Start::explicit(history, state),
+        }
     }
 
     fn record(&self, generation: u64, start: &Start, state: State, shape: Shape) -> Run {

@@ -369,6 +369,16 @@ fn a_state_that_a_checkpoint_has_is_that_checkpoint() {
 }
 
 #[test]
+fn back_at_its_own_start_a_run_starts_as_it_did() {
+    everywhere(|store| {
+        let (mut run, start) = lead(&store, "a", "latest");
+        run.lead(true, SHAPE, &mut |_| Ok(start.clone())).unwrap();
+        assert_eq!(run.run().unwrap().from, StartedFrom::Beginning);
+        assert_eq!(lead(&store, "b", "latest").1, start);
+    });
+}
+
+#[test]
 fn nobody_guesses_where_a_foreign_state_led() {
     everywhere(|store| {
         let (mut run, _) = lead(&store, "a", "latest");
