@@ -17,14 +17,14 @@ from types import TracebackType
 from typing import Any, Literal
 
 from forebay import _arguments, _ranks, _state, _wrappers
+from forebay._epochs import Epochs, Held, check_count_of_accelerate
 from forebay._forebay import Dataset, Loader
 from forebay._job import Checkpoint, Job, default_root, local_path
+from forebay._samples import Batch, dataset_of
 from forebay._state import State
 from forebay._transform import TransformIterator
-from forebay.errors import ClosedError, InvalidError, StateMismatchError
+from forebay.errors import ClosedError, InvalidError
 
-Batch = dict[str, Any]
-"""Tensors by column name."""
 Transform = Callable[[Batch, Any], Any]
 """Gets a batch and a random generator that is the same at every run for this batch."""
 
@@ -38,51 +38,6 @@ LATER = {
     "order": "consumers without an order are not in this version",
 }
 """Arguments of the design that this version does not have, with the reason."""
-
-
-def open(  # noqa: A001 (forebay.open is what it is called)
-    dataset: str,
-    *,
-    root: str | os.PathLike[str] | None = None,
-    columns: Sequence[str] | None = None,
-    output: str = "auto",
-) -> Samples:
-    """The samples of a topic by index, for looking at them: `forebay.open("digits")[3]`."""
-    return Samples(_dataset(dataset, root), columns, output)
-
-
-class Samples(Sequence[Batch]):
-    """The samples that a topic held when this was made, by index in the topic's own order."""
-
-    def __init__(self, dataset: Dataset, columns: Sequence[str] | None, output: str) -> None:
-        self._dataset = dataset
-        self._columns = None if columns is None else list(columns)
-        self._output = output
-
-    @property
-    def schema(self) -> str:
-        """The columns as text."""
-        return self._dataset.schema
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: Any) -> Any:
-        """One sample, or those of a slice."""
-        if isinstance(index, slice):
-            return [self[at] for at in range(*index.indices(len(self)))]
-        at = index.__index__()
-        if not -len(self) <= at < len(self):
-            raise IndexError(f"no such sample: index={at} samples={len(self)}")
-        return self._dataset.sample(at % len(self), self._columns, self._output)
-
-
-def _dataset(name: str, root: str | os.PathLike[str] | None) -> Dataset:
-    if not isinstance(name, str):
-        raise InvalidError(f"dataset is the name of a topic: dataset={name!r}")
-    if "@" in name:
-        raise InvalidError(f"dataset versions are not in this version, name a topic: dataset={name!r}")
-    return Dataset(os.fspath(default_root() if root is None else root), name)
 
 
 class DataLoader:
@@ -223,8 +178,7 @@ class DataLoader:
             "timeout_s": _arguments.seconds("timeout", timeout),
             "output": output,
         }
-        self._dataset: Dataset | None = _dataset(dataset, root)
-        self._name, self._root = dataset, root
+        self._dataset: Dataset | None = dataset_of(dataset, root)
         self._schema = self._dataset.schema
         self._job: Job | None = None
         if job is not None:
@@ -246,8 +200,7 @@ class DataLoader:
         self._ranks: _ranks.Ranks | None = None
         self._iterator: weakref.ref[TransformIterator] | None = None
         self._wrapper = _wrappers.Wrapper()
-        self._held: str | None = None
-        self._left: Any = None
+        self._held = Held()
         if rank is not None or mesh is not None:
             self._native()
         else:
@@ -289,7 +242,7 @@ class DataLoader:
         if self._job is not None and self._ranks is not None:
             began = self._job.begin(loader, self._ranks, self._settings["timeout_s"])
             if began and loader.cursor() != (0, 0):
-                self._held = loader.state()
+                self._held.text = loader.state()
         return loader
 
     def _live(self) -> TransformIterator | None:
@@ -299,7 +252,7 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Starts an iteration; see the class for where."""
-        self._wrapper = _wrappers.around(self.rank, self.world_size, self._held is not None)
+        self._wrapper = _wrappers.around(self.rank, self.world_size, self._held.holds(self._native()))
         self._take_left()
         loader = self._begun()
         if self._job is not None:
@@ -431,18 +384,8 @@ class DataLoader:
             self._job.loaded(loader)
         if (iterator := self._live()) is not None and iterator.started:
             iterator.close()
-        self._held = held
-        if (epoch := _wrappers.epoch_of_accelerate()) is not None and epoch != self._next_epoch():
-            raise StateMismatchError.of(
-                f"Accelerate counts epochs from 0 in each process, and would repeat some: epoch={epoch} "
-                f"loaded_epoch={self._next_epoch()}",
-                "set_epoch of what accelerator.prepare returned, before iterating; or leave the torch DataLoader away",
-            )
-
-    def _next_epoch(self) -> int:
-        """Epoch of the batch that comes next."""
-        loader = self._native()
-        return loader.cursor()[0] + (1 if loader.ended() else 0)
+        self._held.text = held
+        check_count_of_accelerate(loader)
 
     def set_epoch(self, epoch: int) -> None:
         """Names the epoch of the next iteration. That of the current epoch keeps the cursor.
@@ -450,12 +393,10 @@ class DataLoader:
         Raises if a state was loaded since, of which no batch was trained on yet, and it is of another epoch.
         """
         number = _arguments.number("epoch", epoch, least=0, most=2**63)
-        _wrappers.around(self.rank, self.world_size, self._held is not None)
+        _wrappers.around(self.rank, self.world_size, self._held.holds(self._native()))
         self._take_left()
         loader = self._begun()
-        if self._held is not None and loader.handed_out() <= self._wrapper.ahead():
-            self._check_epoch(loader, number)
-        self._held = None
+        self._held.leave(loader, number, self._wrapper.ahead())
         iterator = self._live()
         if iterator is not None and iterator.started:
             if number == loader.cursor()[0] and not iterator.drained:
@@ -465,21 +406,8 @@ class DataLoader:
 
     def _take_left(self) -> None:
         """Takes the state that a trainer's checkpoint has for this loader, if the trainer does not hand it over."""
-        left = _wrappers.left_by_lightning(self)
-        if left is not None and left is not self._left:
-            self._left = left
-            self.load_state_dict(left)
-
-    def _check_epoch(self, loader: Loader, number: int) -> None:
-        """Refuses to leave a state that was just loaded: what is left of its epoch would be lost, or come twice."""
-        if self._held is not None and loader.untouched():
-            loader.load(self._held)  # An iterator that nobody drew from may have gone on to the next epoch.
-        epoch, place = loader.cursor()
-        if number not in ((epoch, epoch + 1) if loader.ended() else (epoch,)):
-            raise StateMismatchError.of(
-                f"the state that was loaded is of another epoch: epoch={number} loaded_epoch={epoch} place={place}",
-                "begin the loop over epochs at loader.epoch, and give a trainer the checkpoint of the same step",
-            )
+        if (state := self._held.left_by_trainer(self)) is not None:
+            self.load_state_dict(state)
 
     @property
     def batch_sampler(self) -> Epochs:
@@ -555,19 +483,3 @@ def _pass_as_iterable_dataset() -> None:
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None:
         torch_data.IterableDataset.register(DataLoader)
-
-
-class Epochs:
-    """What a trainer that looks for a sampler finds: somebody to tell the epoch to. There is no sampler."""
-
-    def __init__(self, loader: DataLoader) -> None:
-        self._loader = loader
-
-    @property
-    def sampler(self) -> Epochs:
-        """This."""
-        return self
-
-    def set_epoch(self, epoch: int) -> None:
-        """As `DataLoader.set_epoch`."""
-        self._loader.set_epoch(epoch)

@@ -18,7 +18,7 @@ from training import EXAMPLES, Training
 for library in ("torch", "accelerate", "pytorch_lightning", "torchdata"):
     pytest.importorskip(library)
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
 SHUFFLED: dict[str, Any] = {"shuffle": True, "seed": 11}
 STEPS = 14

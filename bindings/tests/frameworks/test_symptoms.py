@@ -9,7 +9,7 @@ from training import call
 for library in ("torch", "accelerate", "pytorch_lightning", "torchdata"):
     pytest.importorskip(library)
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
 SOURCE = Path(__file__).with_name("symptoms.py").read_text()
 SYMPTOMS = [

@@ -103,7 +103,7 @@ def call(module: str, name: str, root: Path, folder: Path) -> None:
 
 def _call(module: str, name: str, root: str, folder: str) -> None:
     try:
-        _prepare()
+        _prepare(root)
         getattr(importlib.import_module(module), name)(Path(root), Path(folder))
     except BaseException:
         Path(folder, "error").write_text(traceback.format_exc())
@@ -136,9 +136,10 @@ class Ledger:
         os.write(self._file, json.dumps(line).encode() + b"\n")
 
 
-def _prepare() -> None:
+def _prepare(root: str) -> None:
     import torch
 
+    os.environ["FOREBAY_ROOT"] = root
     warnings.simplefilter("ignore")
     sys.path[:0] = [str(EXAMPLES), str(Path(__file__).parent)]
     torch.set_num_threads(1)
@@ -157,7 +158,7 @@ def run(orders: dict[str, Any]) -> None:
 def _run(orders: dict[str, Any]) -> None:
     import torch.distributed as dist
 
-    _prepare()
+    _prepare(orders["root"])
     rank, world, folder = orders["rank"], orders["world"], Path(orders["folder"])
     if world > 1:
         # Libraries ask where the others are, and find that this is settled.

@@ -49,7 +49,7 @@ def fit(
     trainer = pl.Trainer(max_epochs=epochs, callbacks=callbacks, **{**QUIET, **settings})
     last = folder / "last.ckpt"
     model = Validated(after_step) if validate else lightning.Model(after_step)
-    with forebay.DataLoader(loader._name, 40, root=loader._root) as other:
+    with forebay.DataLoader("small", 40) as other:
         trainer.fit(
             model,
             loader if length else NoLength(loader),

@@ -9,8 +9,11 @@
 //! - An epoch has ended when its last batch is handed out, whether or not the end was asked for: a run that goes on and
 //!   one that resumes from the state then do the same.
 //! - [`Loader::load`] then [`Loader::state`] gives the state loaded.
+//! - An iteration of which no batch was handed out is none: `begin` once more starts where it did, also at a loaded cursor.
 //!
 //! The engine (threads, slab) starts at the first `begin` and is sought, not restarted, while the plan stays the same.
+
+mod progress;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -151,26 +154,6 @@ impl Loader {
         self.steps_in(self.samples().saturating_sub(n))
     }
 
-    /// Whether the cursor stands at its epoch's end.
-    pub fn has_ended(&self) -> bool {
-        self.steps_from(self.cursor.n) == 0
-    }
-
-    /// Whether no batch was handed out since the last `begin`, `load` or `set_epoch`.
-    pub fn is_untouched(&self) -> bool {
-        self.cursor == self.begun
-    }
-
-    /// Whether `load` or `set_epoch` moved the cursor to where no `begin` has followed yet.
-    pub fn is_fresh(&self) -> bool {
-        matches!(self.phase, Phase::Fresh { .. })
-    }
-
-    /// Batches that this iteration has handed out.
-    pub fn handed_out(&self) -> u64 {
-        (self.cursor.n - self.begun.n.min(self.cursor.n)).div_ceil(u64::from(self.settings.global_batch))
-    }
-
     /// Steps of a whole epoch, the same on every rank.
     pub fn steps(&self) -> u64 {
         self.steps_from(0)
@@ -199,37 +182,6 @@ impl Loader {
     /// How far the trainer has come.
     pub fn cursor(&self) -> Cursor {
         self.cursor
-    }
-
-    /// The state at the cursor, or after `consumed` batches of this iteration.
-    pub fn state(&self, consumed: Option<u64>) -> Result<State> {
-        let cursor = match consumed {
-            None => self.cursor,
-            Some(batches) => {
-                let n = batches.checked_mul(u64::from(self.settings.global_batch));
-                let n = n.and_then(|n| n.checked_add(self.begun.n)).map(|n| n.min(self.samples()));
-                match n {
-                    Some(n) if n <= self.cursor.n && self.begun.epoch == self.cursor.epoch => {
-                        Cursor { epoch: self.begun.epoch, n }
-                    }
-                    _ => {
-                        return Err(Error::invalid(format!(
-                            "consumed counts batches that this iteration has handed out: consumed={batches} handed_out={}",
-                            self.handed_out()
-                        )));
-                    }
-                }
-            }
-        };
-        let windows = self.dataset.windows().to_vec();
-        let state = State::new(self.dataset.name().clone(), windows, self.key.clone(), cursor);
-        Ok(state.under_schema(self.dataset.schema_number()))
-    }
-
-    /// Sets the cursor back to after `consumed` batches of this iteration, as if the others had never been taken.
-    pub fn give_back(&mut self, consumed: u64) -> Result<()> {
-        self.cursor = self.state(Some(consumed))?.cursor;
-        Ok(())
     }
 
     /// Takes a state: the next `begin` goes on there. Refused, with nothing changed, if it cannot be honoured.
