@@ -302,6 +302,10 @@ fn iter_and_set_epoch_follow_their_rules() {
 
     let middle = cursorstore::State { cursor: Cursor { epoch: 3, n: 24 }, ..end };
     loader.load(&middle).unwrap();
+    loader.begin().unwrap();
+    assert!(loader.is_untouched());
+    loader.begin().unwrap(); // nobody drew from that one: it was none
+    assert_eq!((at(&loader), loader.handed_out()), ((3, 24), 0));
     loader.set_epoch(3).unwrap(); // keeps the cursor
     assert_eq!(loader.state(None).unwrap(), middle);
     loader.begin().unwrap();
