@@ -15,6 +15,8 @@ pub mod ingest;
 
 pub mod log;
 
+pub mod catalogue;
+
 pub mod plan;
 
 pub mod reader;

@@ -206,8 +206,11 @@ impl Loader {
                 }
             }
         };
-        let windows = self.dataset.windows().to_vec();
-        Ok(State::new(self.dataset.name().clone(), windows, self.key.clone(), cursor))
+        let (topic, key) = (self.dataset.name().clone(), self.key.clone());
+        Ok(match self.dataset.pinned() {
+            Some(pinned) => State::pinned(topic, pinned.clone(), key, cursor),
+            None => State::new(topic, self.dataset.windows().to_vec(), key, cursor),
+        })
     }
 
     /// Sets the cursor back to after `consumed` batches of this iteration, as if the others had never been taken.
@@ -225,12 +228,7 @@ impl Loader {
                 format!("the state is of another {what} than this loader: state={state} loader={here}"),
             ))
         };
-        if state.topic != *self.dataset.name() {
-            return mismatch("topic", &state.topic, self.dataset.name());
-        }
-        if let Some(dataset) = &state.dataset {
-            return mismatch("dataset", &dataset.version, self.dataset.name());
-        }
+        self.dataset.check_state(state)?;
         if state.plan.version != PLAN_VERSION {
             return mismatch("version of the order", &state.plan.version, &PLAN_VERSION);
         }
@@ -253,9 +251,11 @@ impl Loader {
         check_epoch(state.cursor.epoch)?;
         settings::check_plan(Some(state.plan.lanes), Some(state.plan.chunk), Some(state.plan.pool))?;
         if state.windows != self.dataset.windows() || state.plan != self.key {
-            let dataset = self.dataset.of_state(state)?;
-            self.check_size(dataset.line().total())?;
-            self.dataset = Arc::new(dataset);
+            if state.dataset.is_none() {
+                let dataset = self.dataset.of_state(state)?;
+                self.check_size(dataset.line().total())?;
+                self.dataset = Arc::new(dataset);
+            }
             self.key = state.plan.clone();
             self.stop();
         }

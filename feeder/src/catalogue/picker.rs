@@ -1,0 +1,91 @@
+//! Filter and split together: which rows of a block a version takes.
+
+use std::fs::File;
+use std::ops::Range;
+
+use cursorstore::records::dataset::Selection;
+
+use super::filter;
+use super::split::Split;
+use crate::error::Result;
+use crate::log::{BlockRef, SegmentView};
+use crate::schema::Schema;
+
+/// See the module. Without either all rows are taken.
+#[derive(Debug, Default)]
+pub(super) struct Picker {
+    filter: Option<filter::Bound>,
+    split: Option<Split>,
+    /// The column that the split goes by: its number.
+    by: Option<usize>,
+}
+
+impl Picker {
+    /// Reads filter and split of a selection and leaves them there in their canonical forms.
+    pub(super) fn new(selection: &mut Selection, schema: &Schema) -> Result<Self> {
+        let mut picker = Self::default();
+        if let Some(text) = &mut selection.filter {
+            let expr = filter::parse(text)?;
+            picker.filter = Some(filter::Bound::new(&expr, schema)?);
+            *text = expr.to_string();
+        }
+        if let Some(text) = &mut selection.split {
+            let split = Split::parse(text)?;
+            picker.by = split.by().map(|by| schema.index_of(by)).transpose()?;
+            *text = split.to_string();
+            picker.split = Some(split);
+        }
+        Ok(picker)
+    }
+
+    /// Which of `rows` of a block are taken, as runs in order, none of which touch. `read` counts bytes that had to be read.
+    pub(super) fn runs(
+        &self,
+        segment: &SegmentView,
+        file: &File,
+        block: &BlockRef,
+        rows: Range<usize>,
+        read: &mut u64,
+    ) -> Result<Vec<Range<usize>>> {
+        if self.filter.is_none() && self.split.is_none() {
+            return Ok(vec![rows]);
+        }
+        let mut taken = match &self.filter {
+            None => vec![true; block.rows as usize],
+            Some(filter) => {
+                let columns = segment.read_columns(file, block, filter.columns())?;
+                *read += columns.iter().map(|column| column.len() as u64).sum::<u64>();
+                filter.eval(&columns, block.rows as usize)
+            }
+        };
+        match (&self.split, self.by) {
+            (None, _) => {}
+            (Some(split), None) => {
+                for (row, taken) in taken.iter_mut().enumerate().filter(|(_, taken)| **taken) {
+                    *taken = split.takes_position(segment.partition, block.base + row as u64);
+                }
+            }
+            (Some(split), Some(by)) => {
+                let column = &segment.schema().columns()[by];
+                let cells = segment.read_columns(file, block, &[by])?;
+                *read += cells[0].len() as u64;
+                for (taken, cell) in taken.iter_mut().zip(cells[0].chunks_exact(column.row_bytes())) {
+                    *taken = *taken && split.takes_value(column.dtype, column.shape.is_empty(), cell);
+                }
+            }
+        }
+        Ok(runs(&taken, rows))
+    }
+}
+
+/// The stretches of `rows` that are taken.
+fn runs(taken: &[bool], rows: Range<usize>) -> Vec<Range<usize>> {
+    let mut runs = Vec::new();
+    let mut at = rows.start;
+    while let Some(start) = (at..rows.end).find(|&row| taken[row]) {
+        let end = (start..rows.end).find(|&row| !taken[row]).unwrap_or(rows.end);
+        runs.push(start..end);
+        at = end;
+    }
+    runs
+}

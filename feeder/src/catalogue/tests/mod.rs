@@ -1,0 +1,4 @@
+//! The catalogue over real topics in a folder.
+
+mod growing;
+mod support;
