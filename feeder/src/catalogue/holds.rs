@@ -63,9 +63,20 @@ pub fn holders(root: &Path, topic: &TopicName, incarnation: Incarnation) -> Resu
     Ok(holders)
 }
 
-/// Deletes what the rules no longer keep and nobody needs, or with `dry` only says what that would be. Returns the holders
-/// that need records as well.
-pub fn trim(root: &Root, topic: &Topic, rules: &Retention, now_ms: u64, dry: bool) -> Result<(Retained, Vec<Holder>)> {
+/// What a trim did, or would do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Trimmed {
+    /// What was deleted, and how many bytes were held back.
+    pub retained: Retained,
+    /// The stored holders that keep something which the rules do not.
+    pub holders: Vec<Holder>,
+    /// Live readers that do.
+    pub readers: usize,
+}
+
+/// Deletes what the rules no longer keep and nobody needs, or with `dry` only says what that would be.
+pub fn trim(root: &Root, topic: &Topic, rules: &Retention, now_ms: u64, dry: bool) -> Result<Trimmed> {
+    let due = topic.due(rules, now_ms)?.first;
     let found: OnceCell<Vec<Holder>> = OnceCell::new();
     let holds = |partition: u32| {
         if found.get().is_none() {
@@ -78,7 +89,15 @@ pub fn trim(root: &Root, topic: &Topic, rules: &Retention, now_ms: u64, dry: boo
         true => topic.would_retain(rules, now_ms, &holds),
         false => topic.retain(rules, now_ms, &holds),
     }?;
-    Ok((retained, found.into_inner().unwrap_or_default()))
+    let keeps = |lowest: &dyn Fn(usize) -> Option<u64>| {
+        due.iter().enumerate().any(|(partition, due)| lowest(partition).is_some_and(|lowest| lowest < *due))
+    };
+    let mut holders = found.into_inner().unwrap_or_default();
+    holders.retain(|holder| keeps(&|partition| holder.lowest(partition as u32)));
+    // A guard that says nothing of a partition holds all of it.
+    let reads = |from: &&Vec<u64>| keeps(&|partition| Some(from.get(partition).copied().unwrap_or(0)));
+    let readers = retained.live.iter().filter(reads).count();
+    Ok(Trimmed { retained, holders, readers })
 }
 
 /// Removes a topic with all its data. Refused while a version or a kept checkpoint needs records of it, unless `force`; and

@@ -15,7 +15,10 @@
 //! Retention, while no guard can be made, first lists the live ones and then folds the records. So whatever a version needs
 //! is seen as one or the other.
 
+mod blocks;
 mod checksum;
+mod diff;
+mod export;
 mod filter;
 mod holds;
 mod names;
@@ -25,7 +28,9 @@ mod pin;
 mod ranges;
 mod scan;
 mod split;
+mod unpin;
 mod users;
+mod verify;
 mod version;
 
 #[cfg(test)]
@@ -38,14 +43,18 @@ use cursorstore::records::{DatasetVersion, Label, ReadError, Records};
 use cursorstore::store::{Embedded, Scope, Store, StoreError, StoreErrorKind, Writer};
 
 pub use checksum::checksum;
-pub use holds::{Holder, holders, remove_topic, trim};
+pub use diff::{Amount, Diff};
+pub use export::Exported;
+pub use holds::{Holder, Trimmed, holders, remove_topic, trim};
 pub use names::{Reference, Which};
 pub use open::Lines;
 pub use pin::{Outcome, PinRequest};
 pub use ranges::time_text;
 pub use scan::ScanProgress;
 pub use split::Split;
+pub use unpin::Unpinned;
 pub use users::User;
+pub use verify::{BadExtent, CheckProgress, CheckReport};
 pub(crate) use version::pinned_ref;
 pub use version::{describe, fingerprint};
 
@@ -156,7 +165,7 @@ fn bad_record(error: ReadError, of: &str) -> Error {
 }
 
 /// Milliseconds since 1970.
-fn now_ms() -> u64 {
+pub(crate) fn now_ms() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     since.as_millis() as u64
 }

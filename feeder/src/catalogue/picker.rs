@@ -1,7 +1,6 @@
 //! Filter and split together: which rows of a block a version takes.
 
 use std::fs::File;
-use std::ops::Range;
 
 use cursorstore::records::dataset::Selection;
 
@@ -38,17 +37,16 @@ impl Picker {
         Ok(picker)
     }
 
-    /// Which of `rows` of a block are taken, as runs in order, none of which touch. `read` counts bytes that had to be read.
-    pub(super) fn runs(
+    /// Which rows of a block are taken; `None`: all. `read` counts bytes that had to be read.
+    pub(super) fn taken(
         &self,
         segment: &SegmentView,
         file: &File,
         block: &BlockRef,
-        rows: Range<usize>,
         read: &mut u64,
-    ) -> Result<Vec<Range<usize>>> {
+    ) -> Result<Option<Vec<bool>>> {
         if self.filter.is_none() && self.split.is_none() {
-            return Ok(vec![rows]);
+            return Ok(None);
         }
         let mut taken = match &self.filter {
             None => vec![true; block.rows as usize],
@@ -74,18 +72,6 @@ impl Picker {
                 }
             }
         }
-        Ok(runs(&taken, rows))
+        Ok(Some(taken))
     }
-}
-
-/// The stretches of `rows` that are taken.
-fn runs(taken: &[bool], rows: Range<usize>) -> Vec<Range<usize>> {
-    let mut runs = Vec::new();
-    let mut at = rows.start;
-    while let Some(start) = (at..rows.end).find(|&row| taken[row]) {
-        let end = (start..rows.end).find(|&row| !taken[row]).unwrap_or(rows.end);
-        runs.push(start..end);
-        at = end;
-    }
-    runs
 }

@@ -4,9 +4,7 @@
 //! from its header, without a look at its payload; only blocks that are taken in part are read. Of those that a filter looks
 //! at, the filter's columns are read first, and the rest only if some record passes.
 
-use std::fs::File;
 use std::ops::Range;
-use std::sync::Arc;
 
 use cursorstore::Extent;
 use cursorstore::records::dataset::PartRef;
@@ -14,11 +12,11 @@ use cursorstore::records::extent::SummedExtent;
 use cursorstore::records::manifest::PART_EXTENTS_MAX;
 use cursorstore::records::{ManifestPart, Record};
 
+use super::blocks::Blocks;
 use super::checksum::{checksum, of_sums};
 use super::picker::Picker;
-use crate::error::{Error, Result};
-use crate::log::{BlockRef, PartitionView, SegmentView, TopicView};
-use crate::rows::Rows;
+use crate::error::Result;
+use crate::log::{BlockRef, BlockSums, TopicView};
 
 /// A part as it is stored.
 pub(super) struct SealedPart {
@@ -51,14 +49,24 @@ pub struct ScanProgress {
 }
 
 /// Goes over ranges of a snapshot.
-pub(super) struct Scan<'a> {
+struct Scan<'a> {
     dataset: &'a str,
     view: &'a TopicView,
     picker: &'a Picker,
     pending: Vec<SummedExtent>,
     found: Scanned,
-    open: Option<(Arc<SegmentView>, Arc<File>)>,
-    block: Option<(u64, u32, Rows)>,
+    blocks: Blocks<'a>,
+    at: Option<Seen>,
+}
+
+/// What is known of the block looked at, which may be asked for again by the next range.
+struct Seen {
+    partition: u32,
+    block: BlockRef,
+    sums: BlockSums,
+    time_ms: (u64, u64),
+    /// Which rows are taken; `None`: all.
+    taken: Option<Vec<bool>>,
 }
 
 /// Takes all records of the ranges, in order, that the picker leaves.
@@ -69,80 +77,56 @@ pub(super) fn scan(
     picker: &Picker,
     progress: &mut dyn FnMut(ScanProgress),
 ) -> Result<Scanned> {
-    let mut scan =
-        Scan { dataset, view, picker, pending: Vec::new(), found: Scanned::default(), open: None, block: None };
+    let (found, blocks) = (Scanned::default(), Blocks::new(view));
+    let mut scan = Scan { dataset, view, picker, pending: Vec::new(), found, blocks, at: None };
     let row_bytes = view.schema.row_bytes() as u64;
     let bytes_total = ranges.iter().map(Extent::count).sum::<u64>() * row_bytes;
     for range in ranges {
-        let partition = view.partitions.get(range.segment as usize);
-        let partition = partition.ok_or_else(|| Error::invalid(format!("no such partition: {}", range.segment)))?;
         let mut at = range.from;
         while at < range.to {
-            at = scan.block(partition, at..range.to)?;
+            at = scan.block(range.segment, at..range.to)?;
             progress(ScanProgress { bytes: scan.found.looked_at * row_bytes, bytes_total });
         }
     }
     scan.seal_part();
+    scan.found.read_bytes += scan.blocks.read_bytes;
     Ok(scan.found)
 }
 
 impl Scan<'_> {
     /// Looks at the block that holds the first of these records; returns the offset to go on at.
-    fn block(&mut self, partition: &PartitionView, wanted: Range<u64>) -> Result<u64> {
-        let (segment, file) = self.segment(partition, wanted.start)?;
-        let block = segment.block_of(wanted.start)?;
-        let clip = wanted.start..wanted.end.min(block.end());
-        let rows = (clip.start - block.base) as usize..(clip.end - block.base) as usize;
-        self.found.looked_at += clip.end - clip.start;
-        let runs = self.picker.runs(&segment, &file, &block, rows, &mut self.found.read_bytes)?;
-        if runs.is_empty() {
-            return Ok(clip.end);
-        }
-        let schema = segment.schema();
-        let (sums, time) = segment.about(&file, &block)?;
-        self.found.time_ms = Some(self.found.time_ms.map_or(time, |all| (all.0.min(time.0), all.1.max(time.1))));
-        for run in runs {
-            let whole = run == (0..block.rows as usize);
-            let checksum = match whole {
-                true => of_sums(&sums, block.rows, schema.columns().len()),
-                false => checksum(self.rows(&segment, &file, &block)?, run.clone()),
-            };
-            let (from, to) = (block.base + run.start as u64, block.base + run.end as u64);
-            let (segment, incarnation) = (partition.partition, self.view.incarnation);
-            let bytes = (to - from) * schema.row_bytes() as u64;
-            self.take(SummedExtent { segment, incarnation, from, to, bytes, checksum });
-        }
-        Ok(clip.end)
-    }
-
-    fn segment(&mut self, partition: &PartitionView, offset: u64) -> Result<(Arc<SegmentView>, Arc<File>)> {
-        match &self.open {
-            Some((segment, file))
-                if segment.partition == partition.partition && (segment.base..segment.end).contains(&offset) =>
+    fn block(&mut self, partition: u32, wanted: Range<u64>) -> Result<u64> {
+        let (segment, file) = self.blocks.segment(partition, wanted.start)?;
+        let seen = match self.at.take() {
+            Some(seen)
+                if seen.partition == partition && (seen.block.base..seen.block.end()).contains(&wanted.start) =>
             {
-                Ok((segment.clone(), file.clone()))
+                seen
             }
             _ => {
-                let segment = partition.segment_of(offset)?;
-                let file = segment.file()?;
-                self.block = None;
-                self.open = Some((segment.clone(), file.clone()));
-                Ok((segment, file))
+                let block = segment.block_of(wanted.start)?;
+                let (sums, time_ms) = segment.about(&file, &block)?;
+                let taken = self.picker.taken(&segment, &file, &block, &mut self.found.read_bytes)?;
+                Seen { partition, block, sums, time_ms, taken }
             }
+        };
+        let (block, columns) = (seen.block, segment.schema().columns().len());
+        let end = wanted.end.min(block.end());
+        self.found.looked_at += end - wanted.start;
+        for run in runs(seen.taken.as_deref(), (wanted.start - block.base) as usize..(end - block.base) as usize) {
+            let time = seen.time_ms;
+            self.found.time_ms = Some(self.found.time_ms.map_or(time, |all| (all.0.min(time.0), all.1.max(time.1))));
+            let checksum = match run == (0..block.rows as usize) {
+                true => of_sums(&seen.sums, block.rows, columns),
+                false => checksum(&self.blocks.block(&segment, &file, &block)?, run.clone()),
+            };
+            let (from, to) = (block.base + run.start as u64, block.base + run.end as u64);
+            let bytes = (to - from) * segment.schema().row_bytes() as u64;
+            let incarnation = self.view.incarnation;
+            self.take(SummedExtent { segment: partition, incarnation, from, to, bytes, checksum });
         }
-    }
-
-    /// The block's rows, read once.
-    fn rows(&mut self, segment: &SegmentView, file: &File, block: &BlockRef) -> Result<&Rows> {
-        if !matches!(&self.block, Some((base, ..)) if *base == block.base) {
-            let rows = segment.read_from(file, block)?;
-            self.found.read_bytes += rows.bytes() as u64;
-            self.block = Some((block.base, block.rows, rows));
-        }
-        match &self.block {
-            Some((_, _, rows)) => Ok(rows),
-            None => Err(Error::invalid("no block")),
-        }
+        self.at = Some(seen);
+        Ok(end)
     }
 
     fn take(&mut self, extent: SummedExtent) {
@@ -162,4 +146,16 @@ impl Scan<'_> {
             self.found.parts.push(SealedPart { of: PartRef::of(&part), key: part.key(), bytes: part.encode() });
         }
     }
+}
+
+/// The stretches of `rows` that are taken, none of which touch.
+fn runs(taken: Option<&[bool]>, rows: Range<usize>) -> Vec<Range<usize>> {
+    let Some(taken) = taken else { return vec![rows] };
+    let (mut runs, mut at) = (Vec::new(), rows.start);
+    while let Some(start) = (at..rows.end).find(|&row| taken[row]) {
+        let end = (start..rows.end).find(|&row| !taken[row]).unwrap_or(rows.end);
+        runs.push(start..end);
+        at = end;
+    }
+    runs
 }

@@ -13,6 +13,7 @@ mod meter;
 mod plan;
 mod text;
 mod topic;
+mod trim;
 mod values;
 
 #[cfg(test)]

@@ -60,23 +60,33 @@ struct Front {
 impl Topic {
     /// Deletes what the rules no longer keep. Safe beside a writer and readers, in any process.
     pub fn retain(&self, rules: &Retention, now_ms: u64, holds: Holds<'_>) -> Result<Retained> {
-        self.apply(rules, now_ms, holds, true)
+        self.apply(rules, now_ms, Some(holds), true)
     }
 
     /// What [`retain`](Self::retain) would do, deleting nothing.
     pub fn would_retain(&self, rules: &Retention, now_ms: u64, holds: Holds<'_>) -> Result<Retained> {
-        self.apply(rules, now_ms, holds, false)
+        self.apply(rules, now_ms, Some(holds), false)
     }
 
-    fn apply(&self, rules: &Retention, now_ms: u64, holds: Holds<'_>, delete: bool) -> Result<Retained> {
+    /// What the rules alone would delete, if nobody needed anything.
+    pub fn due(&self, rules: &Retention, now_ms: u64) -> Result<Retained> {
+        self.apply(rules, now_ms, None, false)
+    }
+
+    /// Without `holds`, guards do not count either.
+    fn apply(&self, rules: &Retention, now_ms: u64, holds: Option<Holds<'_>>, delete: bool) -> Result<Retained> {
         let folder = Folder::open(self.dir())?;
-        let guards: Vec<Vec<u64>> = folder.live()?.collect();
+        let mut guards: Vec<Vec<u64>> = folder.live()?.collect();
+        if holds.is_none() {
+            guards.clear();
+        }
         let mut total = 0;
         let mut fronts = Vec::new();
         for partition in 0..self.partitions() {
             // A guard that says nothing of a partition holds all of it.
             let held = guards.iter().map(|from| from.get(partition as usize).copied().unwrap_or(0));
-            let held_from = held.chain(holds(partition)?).min().unwrap_or(u64::MAX);
+            let held_from =
+                held.chain(holds.map(|holds| holds(partition)).transpose()?.flatten()).min().unwrap_or(u64::MAX);
             let (front, bytes) = self.front(partition, held_from)?;
             total += bytes;
             fronts.push(front);

@@ -1,6 +1,9 @@
 //! `forebay dataset`.
 
+mod check;
+mod compare;
 mod pin;
+mod remove;
 mod show;
 
 use cursorstore::records::DatasetVersion;
@@ -74,6 +77,70 @@ A loader takes the version that the label names when the loader is made.")]
         #[arg(long)]
         rm: bool,
     },
+    /// Compare two versions: records, bytes, times, columns
+    #[command(after_help = "\
+Examples:
+  forebay dataset diff digits-clean@v1 digits-clean@v2
+  forebay dataset diff digits-clean@prod digits-clean@latest --json
+
+By lists of records, not by payload: the same record of a topic always holds the same.")]
+    Diff {
+        /// The first version: NAME@v1, NAME@latest or NAME@label
+        one: String,
+        /// The second
+        two: String,
+    },
+    /// Read all records and compare them with the checksums taken when they were pinned
+    #[command(after_help = "\
+Examples:
+  forebay dataset verify digits-clean@v1
+  forebay dataset verify digits-clean@prod --json
+
+Exits with 7 if anything is damaged, with 9 if records are gone, and names file, block and offset of
+the first bad extent.")]
+    Verify {
+        /// NAME@v1, NAME@latest or NAME@label
+        version: String,
+        /// No progress
+        #[arg(long, short)]
+        quiet: bool,
+    },
+    /// Write a version to a parquet file
+    #[command(after_help = "\
+Examples:
+  forebay dataset export digits-clean@v1 digits-clean-v1.parquet
+  forebay dataset export digits-clean@prod /tmp/prod.parquet --replace
+
+The file gets its name when it is whole; whatever happens before leaves nothing behind. Tensors are
+fixed-size lists marked as arrow.fixed_shape_tensor, which pyarrow knows.")]
+    Export {
+        /// NAME@v1, NAME@latest or NAME@label
+        version: String,
+        /// The file to make
+        file: std::path::PathBuf,
+        /// Replace a file of that name
+        #[arg(long)]
+        replace: bool,
+        /// No progress
+        #[arg(long, short)]
+        quiet: bool,
+    },
+    /// Give a version up: retention may delete what only it needed
+    #[command(after_help = "\
+Examples:
+  forebay dataset unpin digits-clean@v1
+  forebay dataset unpin digits-clean@v1 --force
+
+Refused while kept checkpoints were made on it or a label names it, which are told. With --force those
+checkpoints can no longer be resumed; so goes also a version whose record is damaged. No record of the
+topic is deleted by this: see forebay topic trim.")]
+    Unpin {
+        /// NAME@v1
+        version: String,
+        /// Even if checkpoints or labels need it
+        #[arg(long)]
+        force: bool,
+    },
 }
 
 pub(super) fn run(command: &Command, global: &Global, console: &mut Console<'_>) -> Result<(), Failure> {
@@ -84,6 +151,18 @@ pub(super) fn run(command: &Command, global: &Global, console: &mut Console<'_>)
         Command::Show { version } => show::show(&found(version, &catalogue)?, &catalogue, console),
         Command::Label { version, label: Some(label), .. } => set_label(version, label, &catalogue, console),
         Command::Label { version, .. } => remove_label(version, &catalogue, console),
+        Command::Diff { one, two } => {
+            compare::run(&found(one, &catalogue)?, &found(two, &catalogue)?, &catalogue, console)
+        }
+        Command::Verify { version, quiet } => {
+            console.quiet = *quiet;
+            check::verify(&found(version, &catalogue)?, &catalogue, console)
+        }
+        Command::Export { version, file, replace, quiet } => {
+            console.quiet = *quiet;
+            check::export(&found(version, &catalogue)?, file, *replace, &catalogue, console)
+        }
+        Command::Unpin { version, force } => remove::run(version, *force, &catalogue, console),
     }
 }
 
