@@ -101,13 +101,13 @@ def _dataset(name: str, root: str | os.PathLike[str] | None) -> Dataset:
 class DataLoader:
     """Yields the batches of one rank as dicts of tensors, in an order that a restart continues exactly.
 
-    The records are those of a dataset version, fixed for ever, or those that the topic holds when the loader is made; then
-    a state brings its own. Iterating again after a `break` starts the epoch again; after its end, the next epoch; after
-    `load_state_dict`, goes on there.
+    The records are those of a dataset version, fixed for ever, or those that the topic holds when the loader is made;
+    then a state brings its own. Iterating again after a `break` starts the epoch again; after its end, the next epoch;
+    after `load_state_dict`, goes on there.
 
     Args:
-        dataset: A version of a dataset, as "clean@v1", "clean@latest" or "clean@prod" (what these mean when the loader is
-            made), or the name of a topic.
+        dataset: A version of a dataset, as "clean@v1", "clean@latest" or "clean@prod" (what these mean when the loader
+            is made), or the name of a topic.
         root: Folder of the topics. FOREBAY_ROOT, else ./forebay-data.
         batch_size: Samples of one batch of this rank.
         global_batch_size: Samples of one step over all ranks; instead of `batch_size`.

@@ -129,7 +129,7 @@ impl Catalogue {
     /// so it must look at what is there each time.
     fn change<T>(&self, mut change: impl FnMut(&mut Writer) -> Result<T>) -> Result<T> {
         for _ in 0..TRIES_MAX {
-            let mut writer = self.store.acquire(&Scope::catalogue())?;
+            let mut writer = self.store.acquire(&Scope::catalogue()).map_err(append_error)?;
             match change(&mut writer) {
                 Err(error) if error.kind() == ErrorKind::Fenced => {}
                 done => return done,
@@ -143,10 +143,10 @@ impl Catalogue {
     }
 }
 
-/// A failed append of the catalogue, in the words of whoever pins.
+/// A failed change of the catalogue.
 fn append_error(error: StoreError) -> Error {
     match error.kind() {
-        StoreErrorKind::NoSpace => Error::new(ErrorKind::NoSpace, "nothing was pinned, there is no room for it")
+        StoreErrorKind::NoSpace => Error::new(ErrorKind::NoSpace, "nothing was changed, there is no room for it")
             .with_source(error)
             .with_hint("make room and try again"),
         _ => error.into(),

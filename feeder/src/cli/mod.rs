@@ -17,6 +17,8 @@ mod trim;
 mod values;
 
 #[cfg(test)]
+mod dataset_tests;
+#[cfg(test)]
 mod tests;
 
 use std::ffi::OsString;

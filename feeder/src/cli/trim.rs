@@ -27,7 +27,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "SIZE", required_unless_present = "keep_days")]
     keep_bytes: Option<String>,
     /// Delete segments whose newest row is older
-    #[arg(long, value_name = "DAYS")]
+    #[arg(long, value_name = "DAYS", allow_negative_numbers = true)]
     keep_days: Option<f64>,
     /// Say what would be deleted, delete nothing
     #[arg(long)]

@@ -27,6 +27,7 @@ mod layout;
 
 mod feed;
 
+mod apart;
 mod assemble;
 
 mod pump;

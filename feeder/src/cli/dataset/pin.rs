@@ -26,7 +26,7 @@ pub(in crate::cli) struct Args {
     #[arg(long, value_name = "JOB@STEP", conflicts_with_all = ["from", "to"])]
     checkpoint: Option<String>,
     /// Only records for which this holds
-    #[arg(long, value_name = "EXPRESSION")]
+    #[arg(long, value_name = "EXPRESSION", allow_hyphen_values = true)]
     filter: Option<String>,
     /// Only this share of the records, chosen by a hash
     #[arg(long, value_name = "FROM..TO")]
