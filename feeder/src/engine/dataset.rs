@@ -233,7 +233,9 @@ impl Dataset {
             let oldest = files.open.iter().min_by_key(|(_, (used, _))| *used).map(|(key, _)| *key);
             oldest.and_then(|key| files.open.remove(&key));
         }
-        let file = Arc::try_unwrap(segment.file()?).or_else(|shared| shared.try_clone());
+        let file = segment.file()?;
+        segment.check_owner(&file)?;
+        let file = Arc::try_unwrap(file).or_else(|shared| shared.try_clone());
         let file =
             file.map_err(|error| Error::io(format!("cannot open segment: path={}", segment.path.display()), error))?;
         let file = Arc::new(ReadFile::from_file(file, &segment.path));

@@ -200,6 +200,14 @@ impl SegmentView {
         }
     }
 
+    /// Refuses a file that stands where the segment's did and is not it: without a guard, the topic may have been removed
+    /// and made again. Whoever reads rows without their headers has no other way to notice.
+    pub fn check_owner(&self, file: &File) -> Result<()> {
+        let dir = self.path.parent().unwrap_or(Path::new(""));
+        let place = Place { dir, schema: &self.schema, identity: &self.identity };
+        preamble_bytes(file, &self.path, &place, self.base).map(drop)
+    }
+
     /// The blocks in order of offsets. Offsets that none covers are lost to damage.
     pub fn blocks(&self) -> Result<Arc<[BlockRef]>> {
         Ok(self.index()?.blocks.clone())
