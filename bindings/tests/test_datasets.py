@@ -3,10 +3,9 @@ shows."""
 
 import json
 import os
-import resource
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -221,24 +220,40 @@ def test_damage_is_named(grown: Path) -> None:
         assert word in done.stderr
 
 
-def test_a_full_disk_pins_nothing(grown: Path) -> None:
-    """Files may not grow beyond what they are: the system's answer is that of a full disk."""
+PIN = (
+    "import resource, signal, sys\n"
+    "from forebay import _forebay\n"
+    "root, limit, kill = sys.argv[1], int(sys.argv[2]), sys.argv[3] == 'killed'\n"
+    "signal.signal(signal.SIGXFSZ, signal.SIG_DFL if kill else signal.SIG_IGN)\n"
+    "resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))\n"
+    "sys.exit(_forebay.run_cli(['dataset', 'pin', 'clean', '-q', '--root', root]))\n"
+)
+
+
+@pytest.mark.parametrize("how", ["full", "killed"])
+def test_a_pin_that_cannot_write_all_pins_nothing(how: str, grown: Path) -> None:
+    """Files may not grow beyond some size: the system answers as if the disk were full, or kills in a write."""
     store = grown / "store" / "catalogue"
-    largest = max(file.stat().st_size for file in store.rglob("*") if file.is_file())
 
-    def run(*arguments: str, limit: int | None = None) -> subprocess.CompletedProcess[str]:
-        limits: Callable[[], None] | None = None
-        if limit is not None:
-            limits = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))  # noqa: E731
-        command = [sys.executable, "-m", "forebay._cli", *arguments, "--root", str(grown)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, preexec_fn=limits)
+    def largest() -> int:
+        return max(file.stat().st_size for file in store.rglob("*") if file.is_file())
 
-    for more in (0, 40, 400):
-        done = run("dataset", "pin", "clean", "-q", limit=largest + more)
-        assert done.returncode == 10, done
-        assert "nothing was changed" in done.stderr
-        assert [version["version"] for version in said("dataset", "ls", "--root", grown)] == ["clean@v1"]
-    assert run("dataset", "pin", "clean", "-q").returncode == 0
+    refused = 0
+    for more in [*range(0, 900, 75), 1 << 20]:
+        done = harness.python(PIN, grown, str(largest() + more), how)
+        versions = [version["version"] for version in said("dataset", "ls", "--root", grown)]
+        if done.returncode == 0:
+            assert versions == ["clean@v1", "clean@v2"]
+            break
+        refused += 1
+        assert versions == ["clean@v1"]
+        assert ids("clean@v1", grown) == list(range(160))
+        if how == "full":
+            assert done.returncode == 10, done
+            assert "nothing was changed" in done.stderr
+        else:
+            assert done.returncode == -signal.SIGXFSZ, done
+    assert refused > 3
     assert ids("clean@v2", grown) == list(range(220))
 
 
@@ -246,7 +261,7 @@ def test_a_full_disk_pins_nothing(grown: Path) -> None:
 def test_small_extents_in_large_blocks_are_checked_row_for_row(shuffle: bool, tmp_path: Path) -> None:
     """Far more checksummed pieces are touched than there is memory set aside for them."""
     root = tmp_path / "root"
-    harness.make_topic(root, "t", [30_000], width=40)
+    harness.make_topic(root, "t", [30_000], width=40, segment_bytes="1MiB")
     cli("dataset", "pin", "few", "--topic", "t", "--split", "0..0.4", "--root", root, "-q")
     few = ids("few@v1", root)
     assert said("dataset", "show", "few", "--root", root)["extents"] > 5000
@@ -258,8 +273,7 @@ def test_small_extents_in_large_blocks_are_checked_row_for_row(shuffle: bool, tm
             assert (found == few) == (not shuffle)
 
     # A bit of the third row; its piece of 64 KiB holds the first 820 rows of 80 bytes, whole or in part.
-    (segment,) = harness.sealed_segments(root, "t") or list(root.glob("topics/public/default/t/p0000/*.open"))
-    harness.damage(segment, bytes(harness.x_of([3], 40)))
+    harness.damage(harness.sealed_segments(root, "t")[0], bytes(harness.x_of([3], 40)))
     bad = [place for place, one in enumerate(few) if one < 820]
     with pytest.raises(forebay.CorruptError), forebay.DataLoader("few@v1", 512, **settings) as loader:
         harness.batches_of(loader)

@@ -65,6 +65,10 @@ impl Catalogue {
 /// The error for an extent that is not there, with the samples that are.
 fn missing(version: &DatasetVersion, at: u64, extent: &SummedExtent, view: &TopicView, error: Error) -> Error {
     let of = version.reference();
+    if error.kind() == ErrorKind::Corrupt {
+        let text = format!("samples of a dataset version are lost: version={of} first_missing={at}");
+        return Error::corrupt(text).with_source(error).with_hint(format!("forebay topic verify {}", version.topic));
+    }
     if error.kind() != ErrorKind::NotRetained {
         return Error::new(error.kind(), format!("a dataset version cannot be read: version={of}"))
             .with_source(error)

@@ -250,8 +250,10 @@ pub(super) fn check_there(view: &TopicView, extent: &Extent) -> Result<()> {
     let partition = view.partitions.get(extent.segment as usize);
     let (first, end) = partition.map_or((0, 0), |partition| (partition.first, partition.end));
     if extent.from < first || extent.to > end {
+        // Retention takes from the front; an end that comes too early is damage.
+        let kind = if extent.from < first { ErrorKind::NotRetained } else { ErrorKind::Corrupt };
         return Err(Error::new(
-            ErrorKind::NotRetained,
+            kind,
             format!(
                 "records are no longer in the topic: topic={} partition={} needed={}..{} kept={first}..{end}",
                 view.name, extent.segment, extent.from, extent.to
