@@ -287,3 +287,32 @@ def test_small_extents_in_large_blocks_are_checked_row_for_row(shuffle: bool, tm
             found += rows.tolist()
         assert sorted(found) == [one for one in few if one >= 820]
         assert [place for place, _ in loader.bad_records()] == bad
+
+
+@pytest.mark.parametrize("checksum", ["always", "off"])
+def test_a_version_over_a_grown_schema_is_read_under_its_own(checksum: Any, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    old, new = tmp_path / "old.npz", tmp_path / "new.npz"
+    ids_old, ids_new = np.arange(9000), np.arange(9000, 18000)
+    np.savez(old, id=ids_old.astype("i4"), x=(ids_old[:, None] % 100 + np.arange(30)).astype("u1"))
+    cli("ingest", old, "--topic", "t", "--root", root, "-q")
+    pin = ["dataset", "pin", "few", "--topic", "t", "--split", "0..0.4", "--root", str(root), "-q"]
+    cli(*pin)
+    x_new = (ids_new[:, None] % 100 + np.arange(30)).astype("u2")
+    np.savez(new, id=ids_new, x=x_new, label=(ids_new % 7).astype("i1"))
+    cli("ingest", new, "--topic", "t", "--default", "label=-1", "--root", root, "-q")
+    cli(*pin)
+    for name, dtype in (("few@v1", "u1"), ("few@v2", "u2")):
+        taken = ids(name, root)
+        with forebay.DataLoader(name, 512, root=root, shuffle=True, output="numpy", checksum=checksum) as loader:
+            found = []
+            for batch in loader:
+                assert batch["x"].dtype == dtype
+                assert (batch["x"] == batch["id"][:, None] % 100 + np.arange(30)).all()
+                if "label" in batch:
+                    assert (batch["label"] == np.where(batch["id"] < 9000, -1, batch["id"] % 7)).all()
+                found += batch["id"].tolist()
+            assert sorted(found) == taken
+            state = loader.state_dict()
+            loader.load_state_dict(state)
+            assert loader.state_dict() == state

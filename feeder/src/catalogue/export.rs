@@ -19,7 +19,7 @@ use parquet::file::properties::WriterProperties;
 use super::blocks::Blocks;
 use super::pin::check_there;
 use super::verify::CheckProgress;
-use super::{Catalogue, checksum, fingerprint};
+use super::{Catalogue, checksum, fingerprint, schema_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rows::Rows;
 
@@ -88,7 +88,7 @@ impl Catalogue {
         progress: &mut dyn FnMut(CheckProgress),
     ) -> Result<u64> {
         let view = self.root.topic(&version.topic)?.view()?;
-        let schema = view.schema.clone();
+        let schema = schema_of(version, &view)?.schema;
         let pair = |key: &str, value: String| KeyValue::new(key.to_owned(), value);
         let properties = WriterProperties::builder()
             .set_compression(Compression::ZSTD(ZstdLevel::default()))
@@ -115,6 +115,10 @@ impl Catalogue {
                     format!("the records are not those that were pinned: version={} {place}", version.reference());
                 return Err(Error::corrupt(text).with_hint(format!("forebay dataset verify {}", version.reference())));
             }
+            let rows = match rows.schema() == &schema {
+                true => rows,
+                false => view.schemas.upgrade(rows.schema(), &schema)?.rows(&rows)?,
+            };
             records += rows.count() as u64;
             pending_bytes += rows.bytes();
             pending.push(rows);

@@ -55,8 +55,8 @@ pub use split::Split;
 pub use unpin::Unpinned;
 pub use users::User;
 pub use verify::{BadExtent, CheckProgress, CheckReport};
-pub(crate) use version::pinned_ref;
 pub use version::{describe, fingerprint};
+pub(crate) use version::{pinned_ref, schema_of};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::Root;

@@ -77,7 +77,7 @@ impl Catalogue {
                 None => work.ranges.clone(),
             };
             let found = scan(&request.name, &work.view, &rest, &work.picker, progress)?;
-            let same = base.is_some() && found.hulls.is_empty();
+            let same = base.is_some_and(|base| found.hulls.is_empty() && base.schema == work.view.schema.to_string());
             let same = same || base.is_none() && before.as_ref().is_some_and(|before| work.is_same(before, &found));
             if let Some(version) = before.clone().filter(|_| same && !request.again) {
                 let (looked_at, read_bytes) = (found.looked_at, found.read_bytes);
@@ -125,7 +125,7 @@ impl Catalogue {
                 (ranges::between(&view, from.as_ref(), to.as_ref())?, true)
             }
         };
-        let picker = Picker::new(&mut selection, &view.schema)?;
+        let picker = Picker::new(&mut selection, &view)?;
         Ok(Work { request, view, selection, ranges, growable, picker, _guard: guard })
     }
 
@@ -265,12 +265,12 @@ pub(super) fn check_there(view: &TopicView, extent: &Extent) -> Result<()> {
 
 impl Work<'_> {
     /// Whether a version's windows are the beginning of what is to be pinned now: the same records were looked at in the same
-    /// way, and the topic has only grown.
+    /// way, and the topic has only grown. A filter may mean something else under another schema.
     fn continues(&self, before: &DatasetVersion, guard: Option<&Guard>) -> bool {
         let Some(guard) = guard else { return false };
         let same = before.topic == self.view.name
             && before.incarnations == [self.view.incarnation]
-            && before.schema == self.view.schema.to_string()
+            && (before.schema == self.view.schema.to_string() || self.selection.filter.is_none())
             && (&before.selection.filter, &before.selection.split) == (&self.selection.filter, &self.selection.split);
         let now = |segment: u32| self.ranges.iter().find(|range| range.segment == segment);
         same && self.growable

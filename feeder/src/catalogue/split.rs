@@ -113,12 +113,17 @@ impl Split {
         self.takes(&bytes)
     }
 
-    /// Whether a record with this value is in the share. Whole numbers count by their value, whatever their width.
-    pub fn takes_value(&self, dtype: Dtype, is_scalar: bool, bytes: &[u8]) -> bool {
-        match is_scalar.then(|| cell_value(dtype, bytes)) {
-            Some(Value::Int(number)) => self.takes(&number.to_le_bytes()),
-            _ => self.takes(bytes),
+    /// Whether a record with this value is in the share. Numbers count by their value, whatever their width.
+    pub fn takes_value(&self, dtype: Dtype, bytes: &[u8]) -> bool {
+        let mut canonical = Vec::with_capacity(16);
+        for element in bytes.chunks_exact(dtype.bytes()) {
+            match cell_value(dtype, element) {
+                Value::Int(number) => canonical.extend_from_slice(&number.to_le_bytes()),
+                Value::Float(number) => canonical.extend_from_slice(&number.to_le_bytes()),
+                Value::Bool(value) => canonical.push(value.into()),
+            }
         }
+        self.takes(&canonical)
     }
 
     fn takes(&self, bytes: &[u8]) -> bool {
@@ -185,7 +190,7 @@ mod tests {
         let split = Split::new("0..0.5", 7, None).unwrap();
         let sides: String = (0..32).map(|offset| if split.takes_position(3, offset) { '1' } else { '0' }).collect();
         assert_eq!(sides, "01111000101011110110010000100011");
-        let by = |dtype: Dtype, bytes: &[u8]| split.takes_value(dtype, true, bytes);
+        let by = |dtype: Dtype, bytes: &[u8]| split.takes_value(dtype, bytes);
         let sides: String = (0..32i64).map(|n| if by(Dtype::Int64, &n.to_le_bytes()) { '1' } else { '0' }).collect();
         assert_eq!(sides, "11110000100100011001111101110100");
         assert!(

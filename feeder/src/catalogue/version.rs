@@ -4,6 +4,11 @@ use cursorstore::PinnedRef;
 use cursorstore::records::DatasetVersion;
 use cursorstore::records::dataset::Selection;
 
+use crate::error::{Error, ErrorKind, Result};
+use crate::log::TopicView;
+use crate::schema::Schema;
+use crate::versions::SchemaVersion;
+
 /// The fingerprint as 32 hex digits.
 pub fn fingerprint(version: &DatasetVersion) -> String {
     format!("{:032x}", version.fingerprint)
@@ -16,6 +21,16 @@ pub(crate) fn pinned_ref(version: &DatasetVersion) -> PinnedRef {
         fingerprint: fingerprint(version),
         samples: version.totals.records,
     }
+}
+
+/// The schema version of the topic that a dataset version is read under.
+pub(crate) fn schema_of(version: &DatasetVersion, view: &TopicView) -> Result<SchemaVersion> {
+    let schema = Schema::parse(&version.schema)?;
+    view.schemas.find(&schema).cloned().ok_or_else(|| {
+        let text = "the topic has never had the schema that a dataset version was pinned under";
+        Error::new(ErrorKind::StateMismatch, format!("{text}: version={} schema={schema}", version.reference()))
+            .with_hint(format!("forebay topic show {}", version.topic))
+    })
 }
 
 /// A selection in one line, as flags of the command line.

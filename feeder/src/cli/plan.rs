@@ -8,6 +8,7 @@ use crate::catalogue::Catalogue;
 use crate::error::{Error, Result};
 use crate::log::Root;
 use crate::plan::{Cost, Line, Quality, Share, Tail, default_key};
+use crate::schema::Schema;
 
 /// Full steps that the shuffle is judged by.
 const STEPS_JUDGED: u64 = 256;
@@ -68,7 +69,10 @@ pub(super) fn run(args: &Args, global: &Global, console: &mut Console<'_>) -> Re
         Some(version) => Root::open(global.root())?.topic(&version.topic)?,
         None => topic::find(&args.topic, global)?,
     };
-    let row_bytes = topic.schema().row_bytes() as u64;
+    let row_bytes = match &version {
+        Some(version) => Schema::parse(&version.schema)?.row_bytes() as u64,
+        None => topic.schema().row_bytes() as u64,
+    };
     let total = match &version {
         Some(version) => version.totals.records,
         None => topic.view()?.rows(),

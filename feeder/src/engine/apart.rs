@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use super::assemble::{BadSample, BlockSpan};
+use super::evolve::Stored;
 use super::feed::Failure;
 use super::layout::SlotLayout;
 use crate::error::Error;
@@ -20,6 +21,8 @@ use crate::reader::{ReadFile, Region};
 pub(super) struct Apart {
     /// Index into the layout's columns.
     pub(super) column: usize,
+    /// How it stands in the block.
+    pub(super) stored: Stored,
     pub(super) block: BlockSpan,
     /// The job's spans that these are.
     pub(super) spans: Range<usize>,
@@ -62,11 +65,11 @@ fn fill_span(
     bad: &mut Vec<BadSample>,
 ) -> Result<(), Error> {
     let (placed, block) = (&layout.columns[apart.column], &apart.block);
-    let row_bytes = placed.row_bytes;
-    let buffer = block.block.body + column_at(block.segment.schema(), block.block.rows, placed.at);
+    let Stored { at: stored_at, row_bytes, widen } = apart.stored;
+    let buffer = block.block.body + column_at(block.segment.schema(), block.block.rows, stored_at);
     let start = block.row_of(span.index) as usize * row_bytes;
     let end = start + span.count as usize * row_bytes;
-    let to = slot + placed.offset + span.row as usize * row_bytes;
+    let to = slot + placed.offset + span.row as usize * placed.row_bytes;
     for number in start / PIECE_BYTES..end.div_ceil(PIECE_BYTES) {
         let from = number * PIECE_BYTES;
         let at = buffer + from as u64;
@@ -77,12 +80,21 @@ fn fill_span(
                 Error::io(format!("cannot read: file={} offset={at}", block.segment.path.display()), error)
             })?;
             let sums = block.segment.sums(&block.block)?;
-            let is_good = sums.column(placed.at).get(number) == Some(&crc32c(&bytes));
+            let is_good = sums.column(stored_at).get(number) == Some(&crc32c(&bytes));
             *held = Some(Piece { file: block.file.clone(), at, bytes, is_good });
         }
         let Some(piece) = held else { continue };
         let (low, high) = (start.max(from), end.min(from + piece.bytes.len()));
-        slab.write(to + low - start, &piece.bytes[low - from..high - from]);
+        let found = &piece.bytes[low - from..high - from];
+        match widen {
+            None => slab.write(to + low - start, found),
+            Some(widen) => {
+                // Pieces part no element.
+                let mut wide = Vec::new();
+                widen.append(found, &mut wide);
+                slab.write(to + (low - start) / widen.from().bytes() * widen.to().bytes(), &wide);
+            }
+        }
         if !piece.is_good {
             for row in (low - start) / row_bytes..(high - start).div_ceil(row_bytes) {
                 let error = Error::corrupt(format!(

@@ -108,12 +108,12 @@ impl Loader {
             closed: false,
             pid: std::process::id(),
         };
-        loader.check_size(total)?;
+        loader.check_size(total, &loader.layout)?;
         Ok(loader)
     }
 
     /// Refuses a batch that `total` samples can never fill, and a `mask` beside a column of that name.
-    fn check_size(&self, total: u64) -> Result<()> {
+    fn check_size(&self, total: u64, layout: &SlotLayout) -> Result<()> {
         if self.steps_in(total) == 0 {
             return Err(Error::invalid(format!(
                 "the batch is larger than the data, and drop_last leaves out what does not fill one: global_batch_size={} samples={total}",
@@ -121,7 +121,7 @@ impl Loader {
             ))
             .with_hint(format!("use a batch of at most {total}, or drop_last=False")));
         }
-        let taken = self.layout.columns.iter().any(|placed| placed.column.name == MASK);
+        let taken = layout.columns.iter().any(|placed| placed.column.name == MASK);
         if self.settings.masked() && taken {
             return Err(Error::invalid(
                 "a column is named 'mask', as is what marks repeated rows: leave it out by columns=, or use drop_last=True or tail='short'",
@@ -209,7 +209,8 @@ impl Loader {
         let (topic, key) = (self.dataset.name().clone(), self.key.clone());
         Ok(match self.dataset.pinned() {
             Some(pinned) => State::pinned(topic, pinned.clone(), key, cursor),
-            None => State::new(topic, self.dataset.windows().to_vec(), key, cursor),
+            None => State::new(topic, self.dataset.windows().to_vec(), key, cursor)
+                .under_schema(self.dataset.schema_number()),
         })
     }
 
@@ -250,11 +251,11 @@ impl Loader {
         }
         check_epoch(state.cursor.epoch)?;
         settings::check_plan(Some(state.plan.lanes), Some(state.plan.chunk), Some(state.plan.pool))?;
-        if state.windows != self.dataset.windows() || state.plan != self.key {
+        // That of a version stands in the version.
+        let same_schema = state.dataset.is_some() || state.schema == self.dataset.schema_number();
+        if state.windows != self.dataset.windows() || state.plan != self.key || !same_schema {
             if state.dataset.is_none() {
-                let dataset = self.dataset.of_state(state)?;
-                self.check_size(dataset.line().total())?;
-                self.dataset = Arc::new(dataset);
+                self.take_records(state)?;
             }
             self.key = state.plan.clone();
             self.stop();
@@ -262,6 +263,21 @@ impl Loader {
         self.cursor = state.cursor;
         self.begun = state.cursor;
         self.phase = Phase::Fresh { named: false };
+        Ok(())
+    }
+
+    /// Takes the records of a topic that a state is over, and reads them as the state's job did.
+    fn take_records(&mut self, state: &State) -> Result<()> {
+        let dataset = self.dataset.of_state(state)?;
+        let (names, rows) = (self.settings.columns.as_deref(), self.settings.rank_batch());
+        let layout = SlotLayout::new(dataset.schema(), names, rows).map_err(|error| {
+            let text = format!("the state is of schema version {} of its topic: {error}", state.schema);
+            Error::new(ErrorKind::StateMismatch, text)
+                .with_hint("take the columns that the job began with, or begin a new one")
+        })?;
+        self.check_size(dataset.line().total(), &layout)?;
+        self.layout = Arc::new(layout);
+        self.dataset = Arc::new(dataset);
         Ok(())
     }
 

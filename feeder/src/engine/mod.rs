@@ -22,6 +22,7 @@
 pub mod settings;
 
 pub mod dataset;
+mod evolve;
 
 mod layout;
 
@@ -29,6 +30,7 @@ mod feed;
 
 mod apart;
 mod assemble;
+mod reads;
 
 mod pump;
 

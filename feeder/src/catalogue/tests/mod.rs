@@ -1,6 +1,7 @@
 //! The catalogue over real topics in a folder.
 
 mod checking;
+mod evolving;
 mod growing;
 mod holding;
 mod selecting;
