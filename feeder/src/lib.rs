@@ -27,6 +27,8 @@ pub mod reader;
 
 pub mod engine;
 
+pub mod bench;
+
 pub mod cli;
 
 pub use error::{Error, ErrorKind, Result};

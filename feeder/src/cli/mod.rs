@@ -5,6 +5,7 @@
 //! notes and progress go to `err`. An error is a line `error: ...`, followed by `try: ...` where there is a next step.
 //! Whoever closes `out` early (a pipe into `head`) has seen enough: that is no error.
 
+mod bench;
 mod console;
 mod dataset;
 mod ingest;
@@ -44,6 +45,7 @@ Examples:
   forebay topic tail digits -n 3
   forebay dataset pin digits-clean --topic digits
   forebay plan digits --global-batch-size 256 --world-size 4
+  forebay bench digits --batch-size 256 --shuffle
 
 Exit codes:
    0  done
@@ -107,6 +109,8 @@ enum Command {
     Dataset(dataset::Command),
     /// Show what training on a topic will cost and how well it mixes
     Plan(plan::Args),
+    /// Measure this machine's limits and the pipeline against them, in a few seconds
+    Bench(bench::Args),
 }
 
 /// Runs one command with writers of the caller; never draws a progress bar. Returns the exit code.
@@ -146,6 +150,7 @@ fn run_on(args: impl IntoIterator<Item = OsString>, console: &mut Console<'_>) -
         Command::Topic(command) => topic::run(command, &cli.global, console),
         Command::Dataset(command) => dataset::run(command, &cli.global, console),
         Command::Plan(args) => plan::run(args, &cli.global, console),
+        Command::Bench(args) => bench::run(args, &cli.global, console),
     };
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(done) => finish(done, console),

@@ -1,5 +1,8 @@
 //! The command line as users meet it: what is printed, what is stored, and the exit code.
 
+#[path = "bench_tests.rs"]
+mod bench_tests;
+
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -125,6 +128,7 @@ fn help_and_version_say_what_there_is() {
         &["dataset", "export"],
         &["dataset", "unpin"],
         &["plan"],
+        &["bench"],
     ] {
         let help = place.good(&[command, &["--help"]].concat());
         assert!(matches!(command, ["topic"] | ["dataset"]) || help.contains("Examples:"), "{command:?}: {help}");
