@@ -19,6 +19,8 @@ pub mod ingest;
 
 pub mod log;
 
+pub mod catalogue;
+
 pub mod plan;
 
 pub mod reader;

@@ -1,4 +1,7 @@
-"""The samples of a topic by index: `forebay.open`."""
+"""Looking at samples one by one: `forebay.open`.
+
+Every sample is read by itself and compared with its checksums; training goes through `DataLoader`.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ def open(  # noqa: A001 (forebay.open is what it is called)
     columns: Sequence[str] | None = None,
     output: str = "auto",
 ) -> Samples:
-    """The samples of a topic by index, for looking at them: `forebay.open("digits")[3]`."""
+    """The samples of a topic or of a dataset version by index, for looking at them: `forebay.open("clean@v1")[3]`."""
     return Samples(dataset_of(dataset, root), columns, output)
 
 
 class Samples(Sequence[Batch]):
-    """The samples that a topic held when this was made, by index in the topic's own order."""
+    """The samples of a dataset version, or those that a topic held when this was made, by index in their own order."""
 
     def __init__(self, dataset: Dataset, columns: Sequence[str] | None, output: str) -> None:
         self._dataset = dataset
@@ -37,6 +40,11 @@ class Samples(Sequence[Batch]):
     def schema(self) -> str:
         """The columns as text."""
         return self._dataset.schema
+
+    @property
+    def version(self) -> str | None:
+        """The dataset version, as "clean@v1"; None for a bare topic."""
+        return self._dataset.version
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -52,9 +60,7 @@ class Samples(Sequence[Batch]):
 
 
 def dataset_of(name: str, root: str | os.PathLike[str] | None) -> Dataset:
-    """A topic, by what people call it."""
+    """The records of a topic as they are now, or of a dataset version."""
     if not isinstance(name, str):
-        raise InvalidError(f"dataset is the name of a topic: dataset={name!r}")
-    if "@" in name:
-        raise InvalidError(f"dataset versions are not in this version, name a topic: dataset={name!r}")
+        raise InvalidError(f"dataset is the name of a topic or of a version of a dataset: dataset={name!r}")
     return Dataset(os.fspath(default_root() if root is None else root), name)

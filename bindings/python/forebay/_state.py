@@ -16,6 +16,8 @@ from forebay.errors import InvalidError
 State = dict[str, Any]
 """A loader's state: plain data, a few hundred bytes, the same on every rank."""
 
+FIRST_SCHEMA = 1
+"""Number of a schema that the engine does not write; a checkpoint library would miss it once there is a second."""
 _LISTS = ("windows",)
 """Entries whose length may differ between two states of one loader."""
 
@@ -23,6 +25,7 @@ _LISTS = ("windows",)
 def pack(text: str) -> State:
     """The state that the engine wrote as JSON."""
     state: State = json.loads(text)
+    state.setdefault("schema", FIRST_SCHEMA)
     for name in _LISTS:
         if name in state:
             state[name] = json.dumps(state[name], separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""`DataLoader`: batches of a topic, in an exact order, for one rank.
+"""`DataLoader`: batches of a topic or of a dataset version, in an exact order, for one rank.
 
 Arguments and ranks are settled here; what happens at every step is in the compiled half (`_forebay.Loader`), whose
 iterator is handed out as it is unless there is a `transform`. torch and NumPy are imported with the first batch.
@@ -43,12 +43,13 @@ LATER = {
 class DataLoader:
     """Yields the batches of one rank as dicts of tensors, in an order that a restart continues exactly.
 
-    The records are those that the topic holds when the loader is made; a state brings its own. Iterating again after a
-    `break` starts the epoch again; after its end, the next epoch; after `load_state_dict`, or with the checkpoints of a
-    `job`, goes on there.
+    The records are those of a dataset version, fixed for ever, or those that the topic holds when the loader is made;
+    then a state brings its own. Iterating again after a `break` starts the epoch again; after its end, the next epoch;
+    after `load_state_dict`, or with the checkpoints of a `job`, goes on there.
 
     Args:
-        dataset: Name of a topic.
+        dataset: A version of a dataset, as "clean@v1", "clean@latest" or "clean@prod" (what these mean when the loader
+            is made), or the name of a topic.
         root: Folder of the topics. FOREBAY_ROOT, else ./forebay-data.
         batch_size: Samples of one batch of this rank.
         global_batch_size: Samples of one step over all ranks; instead of `batch_size`.
@@ -179,7 +180,7 @@ class DataLoader:
             "output": output,
         }
         self._dataset: Dataset | None = dataset_of(dataset, root)
-        self._schema = self._dataset.schema
+        self._schema, self._version = self._dataset.schema, self._dataset.version
         self._job: Job | None = None
         if job is not None:
             keep = _arguments.keep(keep_last, keep_every)
@@ -279,6 +280,11 @@ class DataLoader:
         Of a job whose run has not begun, of the records there are now.
         """
         return self._native().steps()
+
+    @property
+    def version(self) -> str | None:
+        """The dataset version trained on, as "clean@v1" whatever it was asked for by; None for a bare topic."""
+        return self._version
 
     @property
     def samples(self) -> int:

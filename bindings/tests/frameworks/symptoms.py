@@ -10,6 +10,7 @@ from typing import Any
 
 import forebay
 import harness
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -151,8 +152,12 @@ def a_topic_that_has_grown_since_the_save_is_restored(root: Path, folder: Path) 
         dcp.save({"data": loader}, checkpoint_id=folder / "saved", no_dist=True)
         rest = loader.state_dict()
     harness.ingest(grown, "grown", [30, 30], first=60)
+    more = folder / "more.npz"
+    np.savez(more, id=np.arange(120, 121), x=harness.x_of([120], 4), label=np.ones(1, "i4"))
+    harness.cli("ingest", more, "--topic", "grown", "--root", grown, "--default", "label=0", "-q")
     with forebay.DataLoader("grown", 12, root=grown, shuffle=True) as loader:
-        assert len(loader) == 10
+        assert len(loader) == 11
+        assert "label" in loader.schema
         dcp.load({"data": loader}, checkpoint_id=folder / "saved", no_dist=True)
         assert loader.state_dict() == rest
         assert len(list(loader)) == 3

@@ -8,14 +8,18 @@
 mod bench;
 mod checkpoint;
 mod console;
+mod dataset;
 mod ingest;
 mod interrupt;
 mod meter;
 mod plan;
 mod text;
 mod topic;
+mod trim;
 mod values;
 
+#[cfg(test)]
+mod dataset_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -42,6 +46,7 @@ Examples:
   forebay ingest digits.npz 'shards/*.parquet' --topic digits
   forebay topic show digits
   forebay topic tail digits -n 3
+  forebay dataset pin digits-clean --topic digits
   forebay plan digits --global-batch-size 256 --world-size 4
   forebay checkpoint ls vision
   forebay checkpoint rewind vision --to 30
@@ -51,7 +56,7 @@ Exit codes:
    0  done
    1  a fault in forebay itself
    2  an argument, a file's types or a name is wrong: change it
-   3  the topic, file or column is not there
+   3  the topic, dataset version, file or column is not there
    4  it is there already
    5  access refused by the system
    6  somebody else holds it, for example another process writes the topic
@@ -104,6 +109,9 @@ enum Command {
     /// Make, list, look at, check and remove topics
     #[command(subcommand)]
     Topic(topic::Command),
+    /// Pin, list, compare, check and export dataset versions
+    #[command(subcommand)]
+    Dataset(dataset::Command),
     /// List, look at, rewind and remove the checkpoints of jobs
     #[command(subcommand)]
     Checkpoint(checkpoint::Command),
@@ -148,6 +156,7 @@ fn run_on(args: impl IntoIterator<Item = OsString>, console: &mut Console<'_>) -
     let work = || match &cli.command {
         Command::Ingest(args) => ingest::run(args, &cli.global, console),
         Command::Topic(command) => topic::run(command, &cli.global, console),
+        Command::Dataset(command) => dataset::run(command, &cli.global, console),
         Command::Checkpoint(command) => checkpoint::run(command, &cli.global, console),
         Command::Plan(args) => plan::run(args, &cli.global, console),
         Command::Bench(args) => bench::run(args, &cli.global, console),

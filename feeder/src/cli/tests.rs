@@ -18,7 +18,7 @@ use crate::log::{Root, WriterOptions};
 
 /// A directory with files and a root.
 pub(super) struct Place {
-    dir: tempfile::TempDir,
+    pub(super) dir: tempfile::TempDir,
 }
 
 /// What a command said.
@@ -75,7 +75,7 @@ impl Place {
     }
 
     /// All rows of a topic as `tail` prints them.
-    fn rows(&self, topic: &str) -> Vec<Value> {
+    pub(super) fn rows(&self, topic: &str) -> Vec<Value> {
         let text = self.good(&["topic", "tail", topic, "-n", "1000000", "--json"]);
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
@@ -117,6 +117,16 @@ fn help_and_version_say_what_there_is() {
         &["topic", "tail"],
         &["topic", "rm"],
         &["topic", "verify"],
+        &["topic", "trim"],
+        &["dataset"],
+        &["dataset", "pin"],
+        &["dataset", "ls"],
+        &["dataset", "show"],
+        &["dataset", "label"],
+        &["dataset", "diff"],
+        &["dataset", "verify"],
+        &["dataset", "export"],
+        &["dataset", "unpin"],
         &["plan"],
         &["checkpoint"],
         &["checkpoint", "ls"],
@@ -127,7 +137,10 @@ fn help_and_version_say_what_there_is() {
         &["bench"],
     ] {
         let help = place.good(&[command, &["--help"]].concat());
-        assert!(matches!(command, ["topic" | "checkpoint"]) || help.contains("Examples:"), "{command:?}: {help}");
+        assert!(
+            matches!(command, ["topic" | "dataset" | "checkpoint"]) || help.contains("Examples:"),
+            "{command:?}: {help}"
+        );
     }
     place.bad(&["ingset"], 2, &["error:", "ingest"]);
     place.bad(&["ingest", "a.npy"], 2, &["--topic"]);

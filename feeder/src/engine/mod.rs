@@ -28,7 +28,9 @@ mod layout;
 
 mod feed;
 
+mod apart;
 mod assemble;
+mod reads;
 
 mod pump;
 
@@ -41,7 +43,7 @@ pub mod stats;
 pub mod loader;
 
 pub use batch::{Batch, BatchColumn, Owner};
-pub use dataset::Dataset;
+pub use dataset::{Dataset, check_retained};
 pub use loader::{Loader, Step};
 pub use settings::{Checksum, OnBadRecord, Settings};
 pub use stats::Stats;

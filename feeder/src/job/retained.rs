@@ -2,45 +2,45 @@
 
 use std::path::Path;
 
+use cursorstore::State;
+use cursorstore::records::dataset::{BadVersionRef, VersionRef};
 use cursorstore::records::{Checkpoint, Record};
-use cursorstore::{State, WindowList};
 
 use super::History;
+use crate::catalogue::{self, Catalogue};
+use crate::engine::check_retained;
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::Root;
 
-/// Refuses a state of a topic that was made again or has lost records that the state needs, and says which. The records of
-/// a dataset version are held for as long as there is one.
+/// Refuses a state of a dataset version that was unpinned or made anew, or of a topic that was made again or has lost
+/// records that the state needs, and says which.
 pub fn check(root: &Path, state: &State) -> Result<()> {
-    let topic = Root::open(root)?.topic(&state.topic)?;
-    if state.dataset.is_some() {
+    let topics = Root::open(root)?;
+    let Some(dataset) = &state.dataset else {
+        return check_retained(state, &topics.topic(&state.topic)?.view()?);
+    };
+    topics.topic(&state.topic)?;
+    let reference: VersionRef =
+        dataset.version.parse().map_err(|error: BadVersionRef| Error::invalid(error.to_string()))?;
+    let version = Catalogue::open(root)?.version(&reference).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => Error::new(
+            ErrorKind::NotRetained,
+            format!("the dataset version that the state is of is no longer pinned: version={reference}"),
+        )
+        .with_source(error),
+        _ => error,
+    })?;
+    let now = catalogue::fingerprint(&version);
+    if now == dataset.fingerprint {
         return Ok(());
     }
-    let view = topic.view()?;
-    for extent in WindowList::new(&state.windows).extents() {
-        if extent.incarnation != view.incarnation {
-            return Err(Error::new(
-                ErrorKind::StateMismatch,
-                format!(
-                    "the topic was deleted and made again since: topic={} state={} topic_now={}",
-                    state.topic, extent.incarnation, view.incarnation
-                ),
-            ));
-        }
-        let partition = view.partitions.iter().find(|partition| partition.partition == extent.segment);
-        let (first, end) = partition.map_or((0, 0), |partition| (partition.first, partition.end));
-        if extent.from < first || extent.to > end {
-            let missing = first.saturating_sub(extent.from).min(extent.count()) + extent.to.saturating_sub(end);
-            return Err(Error::new(
-                ErrorKind::NotRetained,
-                format!(
-                    "records that the checkpoint needs are no longer in the topic: topic={} partition={} needed={}..{} kept={first}..{end} missing={missing}",
-                    state.topic, extent.segment, extent.from, extent.to
-                ),
-            ));
-        }
-    }
-    Ok(())
+    Err(Error::new(
+        ErrorKind::StateMismatch,
+        format!(
+            "the dataset version was unpinned and made anew with other records: version={reference} state={} now={now}",
+            dataset.fingerprint
+        ),
+    ))
 }
 
 /// The earliest step of a job whose data are all there, if there is one.

@@ -46,9 +46,12 @@ impl Loader {
                 }
             }
         };
-        let windows = self.dataset.windows().to_vec();
-        let state = State::new(self.dataset.name().clone(), windows, self.key.clone(), cursor);
-        Ok(state.under_schema(self.dataset.schema_number()))
+        let (topic, key) = (self.dataset.name().clone(), self.key.clone());
+        Ok(match self.dataset.pinned() {
+            Some(pinned) => State::pinned(topic, pinned.clone(), key, cursor),
+            None => State::new(topic, self.dataset.windows().to_vec(), key, cursor)
+                .under_schema(self.dataset.schema_number()),
+        })
     }
 
     /// Sets the cursor back to after `consumed` batches of this iteration, as if the others had never been taken.
