@@ -17,6 +17,7 @@ const UNSAFE: &[&str] = &[
     "cuda/src/driver.rs",
     "feeder/slab/src/loom_tests.rs",
     "feeder/slab/src/map.rs",
+    "feeder/slab/src/process.rs",
     "feeder/slab/tests/common/mod.rs",
     "feeder/slab/tests/processes.rs",
     "feeder/src/reader/copy.rs",
