@@ -28,6 +28,9 @@ const READ_BYTES: u64 = 2 << 20;
 /// Rows from this size on are copied past the cache.
 const STREAMING_BYTES: usize = 256;
 
+/// Files that a thread keeps at hand, beyond those that the dataset holds open.
+const FILES_KEPT: usize = 16;
+
 /// Indices of the regions given to the block reader.
 pub(super) const SLAB: u32 = 0;
 pub(super) const SCRATCH: u32 = 1;
@@ -51,6 +54,14 @@ pub(super) struct Job {
     copies: Vec<CopyOut>,
     checks: Vec<Check>,
     failed: Vec<(Range<u64>, Failure)>,
+    copied_bytes: u64,
+}
+
+impl Job {
+    /// Bytes that the unit's rows took through the scratch.
+    pub(super) fn copied_bytes(&self) -> u64 {
+        self.copied_bytes
+    }
 }
 
 /// Rows of one column that wait in the scratch.
@@ -106,6 +117,8 @@ pub(super) struct Assembler {
     scratch: Region,
     scratch_bytes: usize,
     block: Option<BlockSpan>,
+    /// Files of segments used before, by a number made of where the segment's view lies.
+    files: [Option<(Arc<SegmentView>, Arc<ReadFile>)>; FILES_KEPT],
     /// Part lists that came back with their reads.
     spare: Vec<Vec<Part>>,
     /// File offset one past the read made last.
@@ -136,6 +149,7 @@ impl Assembler {
             scratch,
             scratch_bytes,
             block: None,
+            files: Default::default(),
             spare: Vec::new(),
             read_end: 0,
             piece: Vec::new(),
@@ -158,6 +172,7 @@ impl Assembler {
         job.copies.clear();
         job.checks.clear();
         job.failed.clear();
+        job.copied_bytes = 0;
         let first_read = out.len();
         let mut piece = 0;
         for at in 0..job.taken.unit.runs.len() {
@@ -182,13 +197,26 @@ impl Assembler {
         Ok(())
     }
 
-    fn locate(&self, index: u64) -> Result<BlockSpan> {
+    fn locate(&mut self, index: u64) -> Result<BlockSpan> {
         let (partition, segment, offset, count) = self.dataset.segment(index, u64::MAX)?;
-        let file = self.dataset.file(partition, &segment)?;
+        let file = self.file(partition, &segment)?;
         let block = segment.block_of(offset)?;
         let first_row = offset - block.base;
         let end = index + count.min(u64::from(block.rows) - first_row);
         Ok(BlockSpan { segment, file, block, first: index, end, first_row })
+    }
+
+    /// The open file of a segment; of those used last without a lock.
+    fn file(&mut self, partition: u32, segment: &Arc<SegmentView>) -> Result<Arc<ReadFile>> {
+        let place = &mut self.files[(Arc::as_ptr(segment).addr() / size_of::<SegmentView>()) % FILES_KEPT];
+        match place {
+            Some((kept, file)) if Arc::ptr_eq(kept, segment) => Ok(file.clone()),
+            _ => {
+                let file = self.dataset.file(partition, segment)?;
+                *place = Some((segment.clone(), file.clone()));
+                Ok(file)
+            }
+        }
     }
 
     /// The reads of `job.spans[from..]`, which lie in the current block.
@@ -264,6 +292,7 @@ impl Assembler {
             let placed = &self.layout.columns[copy.column];
             for span in &job.spans[copy.spans.clone()] {
                 let bytes = span.count as usize * placed.row_bytes;
+                job.copied_bytes += bytes as u64;
                 let from = copy.at + (span.index - copy.lo) as usize * placed.row_bytes;
                 let slot = job.taken.slots[(span.step - job.taken.unit.first_step) as usize] as usize;
                 let at = slot * self.layout.slot_bytes + placed.offset + span.row as usize * placed.row_bytes;
@@ -340,7 +369,8 @@ impl Assembler {
 
     /// Fails the steps that needed what could not be read, and counts everything as there. The caller then calls
     /// [`Feed::done`].
-    pub(super) fn count(&self, job: &mut Job, feed: &Feed) {
+    pub(super) fn count(job: &mut Job, feed: &Feed) {
+        job.taken.count_rows();
         for (samples, failure) in job.failed.drain(..) {
             for span in &job.spans {
                 if span.index < samples.end && samples.start < span.index + u64::from(span.count) {
@@ -348,20 +378,16 @@ impl Assembler {
                 }
             }
         }
-        for span in &job.spans {
-            let slot = job.taken.slots[(span.step - job.taken.unit.first_step) as usize];
-            feed.arrived(slot, u64::from(span.count) * self.layout.row_bytes as u64);
-        }
     }
 
     /// Fails every step of a unit whose reads could not even be made.
-    pub(super) fn give_up(&self, job: &mut Job, error: &Error, feed: &Feed) {
+    pub(super) fn give_up(job: &mut Job, error: &Error, feed: &Feed) {
         job.spans.clear();
         job.spans.extend(job.taken.unit.runs.iter().cloned());
         job.failed.clear();
         let unit = &job.taken.unit;
         job.failed.push((unit.from..unit.from + u64::from(unit.count), Failure::of(error)));
-        self.count(job, feed);
+        Self::count(job, feed);
     }
 }
 

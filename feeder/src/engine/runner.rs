@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cursorstore::{Cursor, PlanKey};
-use slab::{Filled, Shape, Slab, SlabError, Taken as SlabTaken, Taker};
+use slab::{Filled, Level, Shape, Slab, SlabError, Taken as SlabTaken, Taker};
 
 use super::Dataset;
 use super::feed::{Course, Feed};
@@ -25,6 +25,8 @@ use crate::reader::Region;
 
 /// Slots beyond those that the plan keeps open, for batches that the trainer holds.
 const LEASE_SLOTS: u64 = 4;
+/// Most slots that a sleeping reader thread waits for: by then a wake-up costs next to nothing.
+const WAKE_SLOTS_MAX: u32 = 8;
 /// How long the end of a loader waits for its reader threads. One that a dead disk holds longer is left behind: it owns
 /// what it writes to, and ends when the disk answers.
 const STOP_MS: u64 = 3000;
@@ -73,12 +75,13 @@ impl Runner {
         let layout = Arc::new(SlotLayout { slot_bytes, ..layout.clone() });
         let (filler, taker) = slab.clone().split();
         let waiter = filler.waiter();
-        let feed = Feed::new(filler, slots, layout.row_bytes, course, cursor)?;
+        let feed = Feed::new(filler, slots, course, cursor)?;
         let shared = Arc::new(Shared {
             dataset: dataset.clone(),
             layout,
             feed,
             waiter,
+            level: level(slots, open_steps),
             turn: Mutex::default(),
             slab: Region::of_slab(&slab),
             settings: settings.clone(),
@@ -203,6 +206,7 @@ impl Runner {
             slab_bytes: self.slab.bytes() as u64,
             reads: totals.reads + read(&counts.reads),
             read_bytes: totals.read_bytes + read(&counts.read_bytes),
+            copied_bytes: totals.copied_bytes + read(&counts.copied_bytes),
             syscalls: totals.syscalls + read(&counts.syscalls),
             units: totals.units + read(&counts.units),
             checked_units: totals.checked_units + read(&counts.checked_units),
@@ -254,6 +258,13 @@ fn slots(epoch: &Schedule, settings: &Settings, slot_bytes: usize) -> Result<u32
         )
         .with_hint("raise memory_limit_bytes, or lower the batch, chunk, pool or read_ahead_steps")
     })
+}
+
+/// What a reader thread without slots sleeps for: half of the read-ahead given back at once, so that few batches pay for a
+/// wake-up, or any slot when less than a quarter of it is left to take.
+fn level(slots: u32, open_steps: u64) -> Level {
+    let ahead = (u64::from(slots) - open_steps - LEASE_SLOTS) as u32;
+    Level { returned: ahead.div_ceil(2).min(WAKE_SLOTS_MAX), ready: ahead / 4 }
 }
 
 fn no_slab(error: SlabError) -> Error {

@@ -25,6 +25,8 @@ pub struct Stats {
     pub reads: u64,
     /// Bytes read, gaps included.
     pub read_bytes: u64,
+    /// Bytes copied from scratch memory into slots: small rows, units that were checked, data read past the page cache.
+    pub copied_bytes: u64,
     /// System calls of the readers.
     pub syscalls: u64,
     /// Units (chunks) read.
@@ -37,7 +39,7 @@ pub struct Stats {
 
 impl Stats {
     /// The counts by name.
-    pub fn named(&self) -> [(&'static str, u64); 15] {
+    pub fn named(&self) -> [(&'static str, u64); 16] {
         let Self {
             batches,
             samples,
@@ -50,6 +52,7 @@ impl Stats {
             slab_bytes,
             reads,
             read_bytes,
+            copied_bytes,
             syscalls,
             units,
             checked_units,
@@ -67,6 +70,7 @@ impl Stats {
             ("slab_bytes", slab_bytes),
             ("reads", reads),
             ("read_bytes", read_bytes),
+            ("copied_bytes", copied_bytes),
             ("syscalls", syscalls),
             ("units", units),
             ("checked_units", checked_units),
