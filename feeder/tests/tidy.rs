@@ -25,6 +25,7 @@ const UNSAFE: &[&str] = &[
     "feeder/src/reader/region.rs",
     "feeder/src/reader/tests_uring.rs",
     "feeder/src/reader/uring.rs",
+    "feeder/tests/allocations.rs",
     "feeder/tests/engine.rs",
 ];
 

@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use cursorstore::{Cursor, PlanKey};
 use slab::{Filled, Filler};
@@ -107,6 +107,7 @@ pub(super) enum Take {
 pub(super) struct Feed {
     /// Grows with every seek, restart and stop: what threads without work wait for besides slots.
     orders: AtomicU64,
+    lock_waits: AtomicU64,
     inner: Mutex<Inner>,
 }
 
@@ -160,12 +161,22 @@ impl Feed {
             incidents: HashMap::new(),
             fatal: None,
         };
-        Ok(Self { orders: AtomicU64::new(1), inner: Mutex::new(inner) })
+        Ok(Self { orders: AtomicU64::new(1), lock_waits: AtomicU64::new(0), inner: Mutex::new(inner) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // Whatever panicked left counts that still add up or a step that never becomes ready; both are seen elsewhere.
+        match self.inner.try_lock() {
+            Ok(inner) => return inner,
+            Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => self.lock_waits.fetch_add(1, Ordering::Relaxed),
+        };
         self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Times that a thread found the lock held by another one.
+    pub(super) fn lock_waits(&self) -> u64 {
+        self.lock_waits.load(Ordering::Relaxed)
     }
 
     /// The next unit and its slots.

@@ -39,6 +39,9 @@ pub mod stats;
 
 pub mod loader;
 
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+
 pub use batch::{Batch, BatchColumn, Owner};
 pub use dataset::Dataset;
 pub use loader::{Loader, Step};

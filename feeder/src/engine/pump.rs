@@ -107,7 +107,7 @@ pub(super) fn run(shared: &Shared) {
     }
 }
 
-struct Pump<'a> {
+pub(super) struct Pump<'a> {
     shared: &'a Shared,
     assembler: Assembler,
     reader: Box<dyn BlockReader>,
@@ -129,17 +129,27 @@ struct Pump<'a> {
 
 impl<'a> Pump<'a> {
     fn new(shared: &'a Shared) -> Result<Self> {
+        Self::over(shared, |regions| {
+            let mut log = |line: &str| {
+                if !shared.reported.swap(true, Ordering::Relaxed) {
+                    shared.notice(line);
+                }
+            };
+            Ok(reader::open(shared.settings.reader, shared.settings.depth, regions, &mut log)?)
+        })
+    }
+
+    /// With the reader that `open` makes for the regions that it gets.
+    pub(super) fn over(
+        shared: &'a Shared,
+        open: impl FnOnce(Vec<Region>) -> Result<Box<dyn BlockReader>>,
+    ) -> Result<Self> {
         let depth = shared.settings.depth;
         let scratch_bytes = Assembler::scratch_bytes(&shared.layout, shared.unit_samples);
         let scratch = memory(scratch_bytes * depth)?;
         let junk = memory(JUNK_BYTES)?;
         let regions = vec![shared.slab.clone(), scratch.clone(), junk];
-        let mut log = |line: &str| {
-            if !shared.reported.swap(true, Ordering::Relaxed) {
-                shared.notice(line);
-            }
-        };
-        let reader = reader::open(shared.settings.reader, depth, regions, &mut log)?;
+        let reader = open(regions)?;
         let (dataset, layout) = (shared.dataset.clone(), shared.layout.clone());
         let assembler = Assembler::new(dataset, layout, shared.slab.clone(), scratch, scratch_bytes);
         let jobs = (0..depth).map(|_| Job::default()).collect();
@@ -178,6 +188,17 @@ impl<'a> Pump<'a> {
                 }
             }
         }
+    }
+
+    /// One round: new units as far as there is room, then what has completed. False when there was nothing to do.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn turn(&mut self) -> Result<bool> {
+        self.fill()?;
+        let busy = self.reader.in_flight() > 0;
+        if busy {
+            self.drain()?;
+        }
+        Ok(busy)
     }
 
     /// Takes units until every job is in use or the feed has none to give.

@@ -14,6 +14,7 @@ use cursorstore::{Cursor, PlanKey};
 use slab::{Filled, Level, Shape, Slab, SlabError, Taken as SlabTaken, Taker};
 
 use super::Dataset;
+use super::batch::{MASK, shape_of};
 use super::feed::{Course, Feed};
 use super::layout::SlotLayout;
 use super::pump::{Counts, Shared, run};
@@ -50,6 +51,9 @@ pub(super) struct Runner {
     /// Slots that the trainer may hold while the plan still has those that it needs.
     pub(super) lease_limit: u32,
     pub(super) slot_bytes: usize,
+    /// The shape of each column in a full batch, and the mask's name: most batches share them.
+    pub(super) shapes: Vec<Arc<[i64]>>,
+    pub(super) mask_name: Arc<str>,
     /// Bytes of overflow batches alive.
     pub(super) held: Arc<AtomicU64>,
 }
@@ -64,6 +68,20 @@ impl Runner {
         settings: &Settings,
         cursor: Cursor,
     ) -> Result<Self> {
+        let (mut runner, alive) = Self::prepare(dataset, layout, key, share, settings, cursor)?;
+        runner.spawn(settings.threads(), &alive)?;
+        Ok(runner)
+    }
+
+    /// As [`start`](Self::start) without threads; with what they hold while they run.
+    pub(super) fn prepare(
+        dataset: &Arc<Dataset>,
+        layout: &SlotLayout,
+        key: &PlanKey,
+        share: Share,
+        settings: &Settings,
+        cursor: Cursor,
+    ) -> Result<(Self, Sender<()>)> {
         let in_order_samples = dataset.block_rows();
         let ends: Arc<[u64]> = dataset.line().ends().into();
         let course = Course { key: key.clone(), ends, share, in_order_samples };
@@ -72,6 +90,8 @@ impl Runner {
         let slots = slots(&epoch, settings, layout.slot_bytes)?;
         let slab = Slab::create(Shape { slots, slot_bytes: layout.slot_bytes }).map_err(no_slab)?;
         let slot_bytes = slab.shape().slot_bytes;
+        let rows = settings.rank_batch() as usize;
+        let shapes = layout.columns.iter().map(|placed| shape_of(rows, &placed.column)).collect();
         let layout = Arc::new(SlotLayout { slot_bytes, ..layout.clone() });
         let (filler, taker) = slab.clone().split();
         let waiter = filler.waiter();
@@ -91,7 +111,7 @@ impl Runner {
             notices: Mutex::default(),
         });
         let (alive, ended) = channel();
-        let mut runner = Self {
+        let runner = Self {
             shared,
             slab,
             taker,
@@ -103,10 +123,11 @@ impl Runner {
             pending: None,
             lease_limit: (u64::from(slots) - open_steps - 1) as u32,
             slot_bytes,
+            shapes,
+            mask_name: Arc::from(MASK),
             held: Arc::default(),
         };
-        runner.spawn(settings.threads(), &alive)?;
-        Ok(runner)
+        Ok((runner, alive))
     }
 
     fn spawn(&mut self, threads: usize, alive: &Sender<()>) -> Result<()> {
@@ -210,6 +231,7 @@ impl Runner {
             syscalls: totals.syscalls + read(&counts.syscalls),
             units: totals.units + read(&counts.units),
             checked_units: totals.checked_units + read(&counts.checked_units),
+            lock_waits: totals.lock_waits + self.shared.feed.lock_waits(),
             ..totals
         }
     }

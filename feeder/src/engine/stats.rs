@@ -33,13 +33,15 @@ pub struct Stats {
     pub units: u64,
     /// Units compared with their checksums.
     pub checked_units: u64,
+    /// Times that a thread found the plan's lock held by another one.
+    pub lock_waits: u64,
     /// Records masked or replaced.
     pub bad_records: u64,
 }
 
 impl Stats {
     /// The counts by name.
-    pub fn named(&self) -> [(&'static str, u64); 16] {
+    pub fn named(&self) -> [(&'static str, u64); 17] {
         let Self {
             batches,
             samples,
@@ -56,6 +58,7 @@ impl Stats {
             syscalls,
             units,
             checked_units,
+            lock_waits,
             bad_records,
         } = *self;
         [
@@ -74,6 +77,7 @@ impl Stats {
             ("syscalls", syscalls),
             ("units", units),
             ("checked_units", checked_units),
+            ("lock_waits", lock_waits),
             ("bad_records", bad_records),
         ]
     }
