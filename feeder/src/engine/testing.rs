@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use cursorstore::Cursor;
+use cursorstore::{Cursor, PlanKey};
 
 use super::Dataset;
 use super::layout::SlotLayout;
@@ -23,7 +23,13 @@ pub fn assemble(
 ) -> Result<()> {
     let layout = SlotLayout::new(dataset.schema(), settings.columns.as_deref(), settings.rank_batch())?;
     let (rows, total) = (dataset.schema().row_bytes() as u64, dataset.line().total());
-    let key = plan::default_key(rows, total, settings.world, settings.shuffle, settings.seed);
+    let default = plan::default_key(rows, total, settings.world, settings.shuffle, settings.seed);
+    let key = PlanKey {
+        lanes: settings.lanes.unwrap_or(default.lanes),
+        chunk: settings.chunk.unwrap_or(default.chunk),
+        pool: settings.pool.unwrap_or(default.pool),
+        ..default
+    };
     let share = Share {
         rank: settings.rank,
         world: settings.world,
