@@ -63,7 +63,7 @@ fn _testing_give<'py>(
     framework.give(py, tensor.get().data().clone())
 }
 
-const KINDS: [ErrorKind; 12] = [
+const KINDS: [ErrorKind; 13] = [
     ErrorKind::Invalid,
     ErrorKind::NotFound,
     ErrorKind::Exists,
@@ -76,6 +76,7 @@ const KINDS: [ErrorKind; 12] = [
     ErrorKind::Timeout,
     ErrorKind::Closed,
     ErrorKind::Io,
+    ErrorKind::Fenced,
 ];
 
 /// Names of all kinds of errors.

@@ -34,7 +34,7 @@ def cli(*arguments: str | os.PathLike[str]) -> None:
 def python(code: str, *arguments: str | os.PathLike[str], **options: Any) -> subprocess.CompletedProcess[str]:
     """Runs a small program of its own to its end."""
     command = [sys.executable, "-X", "dev", "-c", code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, **options)
 
 
 def x_of(ids: Any, width: int) -> Any:
@@ -278,7 +278,7 @@ def in_threads(count: int, body: Callable[[int], None]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(500)
     assert not any(thread.is_alive() for thread in threads), "a thread hangs"
     if errors:
         raise errors[0]

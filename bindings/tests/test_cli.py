@@ -29,7 +29,7 @@ def forebay_(
         [*command(), *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=500,
         check=False,
         cwd=cwd,
         env={**inherited, **environment},

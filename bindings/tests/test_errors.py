@@ -20,6 +20,7 @@ CAUGHT_BY: dict[str, type[Exception]] = {
     "Timeout": builtins.TimeoutError,
     "Closed": RuntimeError,
     "Io": OSError,
+    "Fenced": RuntimeError,
 }
 
 

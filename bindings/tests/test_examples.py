@@ -36,7 +36,7 @@ def show(folder: Path, framework: str, *shows: Show) -> None:
 
 
 @pytest.mark.usefixtures("without_torch")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_trainers_in_numpy_go_on_where_they_were_killed(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     digits = Show("digits", "", {"numpy": 270}, {"numpy": 0.85})
     show(folder, "numpy", digits, Show("text", "", {"numpy": 36}, {"numpy": 6.0}))
@@ -53,7 +53,7 @@ def test_trainers_in_numpy_go_on_where_they_were_killed(folder: Path, capfd: pyt
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_trainers_in_torch_go_on_where_they_were_killed(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     show(folder, "torch", Show("digits", "", {"torch": 180}, {"torch": 0.85}))
     assert "ids equal    yes, 5,748 of 5,748" in capfd.readouterr().out

@@ -12,7 +12,7 @@ from forebay import _arguments, _cli, _forebay
 
 
 def python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500, check=True)
     return done.stdout
 
 

@@ -173,7 +173,7 @@ def test_two_processes_train_together_on_parts_of_their_own(root: Path, tmp_path
         for rank in range(2)
     ]
     try:
-        answers = [rank.communicate(timeout=100) for rank in ranks]
+        answers = [rank.communicate(timeout=500) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -17,5 +17,5 @@ pub mod store;
 pub mod records;
 
 pub use position::{Incarnation, TopicName};
-pub use state::{Cursor, PlanKey, State, StateError};
+pub use state::{Cursor, PinnedRef, PlanKey, State, StateError};
 pub use window::{Extent, ExtentRange, Window, WindowList};

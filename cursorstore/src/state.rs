@@ -2,8 +2,8 @@
 //!
 //! A state says which records are trained on (the topic, per segment incarnation, from, to), in which order (the plan's
 //! numbers), and how far training has come: `(epoch, n)`, n = places consumed of that epoch. It is a few hundred bytes of
-//! JSON, the same on every rank, and independent of world size and batch size. A state that cannot be honoured is
-//! refused; training never silently starts elsewhere.
+//! JSON, the same on every rank, and independent of world size and batch size. The records of a bare topic stand in it;
+//! those of a dataset version, which may be a million extents, are named by it. A state that cannot be honoured is refused; training never silently starts elsewhere.
 
 use serde::{Deserialize, Serialize};
 
@@ -42,6 +42,18 @@ pub struct PlanKey {
     pub pool: u32,
 }
 
+/// The dataset version that a state is made over.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PinnedRef {
+    /// As users name it: `name@vN`.
+    pub version: String,
+    /// The version's fingerprint, 32 hex digits: one unpinned and made again under this name is another one.
+    pub fingerprint: String,
+    /// Its samples.
+    pub samples: u64,
+}
+
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -50,13 +62,19 @@ pub struct State {
     pub version: u32,
     /// The topic read.
     pub topic: TopicName,
-    /// The records trained on: fixed when the job starts.
+    /// The dataset version trained on; `None` for a bare topic.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dataset: Option<PinnedRef>,
+    /// The records trained on, fixed when the job starts; none where `dataset` says which.
     pub windows: Vec<Window>,
+    /// Number of the schema version under which records of a bare topic are read; that of a dataset version stands in it.
+    #[serde(default = "first_schema", skip_serializing_if = "is_first_schema")]
+    pub schema: u32,
     /// The order.
     pub plan: PlanKey,
     /// How far.
     pub cursor: Cursor,
-    /// Digest of topic, windows and plan, which must agree with them: a state edited by hand is noticed.
+    /// Digest of topic, dataset, windows and plan, which must agree with them: a state edited by hand is noticed.
     pub fingerprint: String,
 }
 
@@ -75,10 +93,45 @@ pub enum StateError {
 }
 
 impl State {
-    /// A state; the fingerprint is computed.
+    /// A state over records of a bare topic; the fingerprint is computed.
     pub fn new(topic: TopicName, windows: Vec<Window>, plan: PlanKey, cursor: Cursor) -> Self {
-        let fingerprint = fingerprint(&topic, &windows, &plan);
-        Self { version: STATE_VERSION, topic, windows, plan, cursor, fingerprint }
+        Self {
+            version: STATE_VERSION,
+            topic,
+            dataset: None,
+            windows,
+            schema: 1,
+            plan,
+            cursor,
+            fingerprint: String::new(),
+        }
+        .sealed()
+    }
+
+    /// A state over a dataset version of records of `topic`.
+    pub fn pinned(topic: TopicName, dataset: PinnedRef, plan: PlanKey, cursor: Cursor) -> Self {
+        let (dataset, windows) = (Some(dataset), Vec::new());
+        Self { version: STATE_VERSION, topic, dataset, windows, schema: 1, plan, cursor, fingerprint: String::new() }
+            .sealed()
+    }
+
+    /// The same over records that are read under this schema version of their topic, counted from 1.
+    #[must_use]
+    pub fn under_schema(self, schema: u32) -> Self {
+        Self { schema, ..self }.sealed()
+    }
+
+    fn sealed(mut self) -> Self {
+        self.fingerprint = fingerprint(&self);
+        self
+    }
+
+    /// Samples of an epoch.
+    pub fn samples(&self) -> u64 {
+        match &self.dataset {
+            Some(dataset) => dataset.samples,
+            None => WindowList::new(&self.windows).total(),
+        }
     }
 
     /// The JSON form.
@@ -116,27 +169,43 @@ impl State {
                 None => return wrong(format!("extent ends before it begins: {}..{}", extent.from, extent.to)),
             }
         }
-        if self.cursor.n > WindowList::new(&self.windows).total() {
-            return wrong(format!("cursor past the end of the epoch: n={} samples={total}", self.cursor.n));
+        if self.dataset.is_some() && !self.windows.is_empty() {
+            return wrong("it names a dataset version and windows besides".into());
+        }
+        if self.schema == 0 || (self.dataset.is_some() && self.schema != 1) {
+            return wrong(format!("no such schema version: schema={}", self.schema));
+        }
+        if self.cursor.n > self.samples() {
+            let samples = self.samples();
+            return wrong(format!("cursor past the end of the epoch: n={} samples={samples}", self.cursor.n));
         }
         if self.plan.lanes == 0 || self.plan.chunk == 0 || self.plan.pool == 0 {
             return wrong("lanes, chunk and pool are at least 1".into());
         }
-        if self.fingerprint != fingerprint(&self.topic, &self.windows, &self.plan) {
+        if self.fingerprint != fingerprint(self) {
             return wrong(format!("fingerprint={:?}", self.fingerprint));
         }
         Ok(())
     }
+}
 
-    /// The windows on a line.
-    pub fn line(&self) -> WindowList {
-        WindowList::new(&self.windows)
-    }
+fn first_schema() -> u32 {
+    1
+}
+
+fn is_first_schema(schema: &u32) -> bool {
+    *schema == 1
 }
 
 /// 128-bit digest of what fixes an order, as 32 hex digits. Not cryptographic: it finds mistakes, not attacks.
-fn fingerprint(topic: &TopicName, windows: &[Window], plan: &PlanKey) -> String {
-    let text = serde_json::to_string(&(topic, windows, plan)).expect("plain data");
+fn fingerprint(state: &State) -> String {
+    let State { topic, windows, plan, .. } = state;
+    let text = match &state.dataset {
+        None if state.schema > 1 => serde_json::to_string(&(topic, windows, plan, state.schema)),
+        None => serde_json::to_string(&(topic, windows, plan)),
+        Some(dataset) => serde_json::to_string(&(topic, dataset, plan)),
+    }
+    .expect("plain data");
     format!("{:032x}", xxhash_rust::xxh3::xxh3_128(text.as_bytes()))
 }
 
@@ -164,6 +233,41 @@ mod tests {
         assert!(state().encode().starts_with(golden), "{}", state().encode());
         assert!(state().encode().len() < 500);
         assert_eq!(State::decode(&state().encode()).unwrap(), state());
+    }
+
+    #[test]
+    fn golden_bytes_over_a_dataset_version() {
+        let State { topic, plan, cursor, .. } = state();
+        let dataset = PinnedRef { version: "clean@v3".into(), fingerprint: "0".repeat(31) + "a", samples: 100 };
+        let pinned = State::pinned(topic, dataset, plan, cursor);
+        let golden = concat!(
+            r#"{"version":1,"topic":"persistent://public/default/digits","dataset":{"version":"clean@v3","fingerprint":"#,
+            r#""0000000000000000000000000000000a","samples":100},"windows":[],"plan":{"version":1,"shuffle":true,"#,
+            r#""seed":7,"lanes":64,"chunk":128,"pool":4},"cursor":{"epoch":2,"n":40},"fingerprint":""#
+        );
+        let text = pinned.encode();
+        assert!(text.starts_with(golden), "{text}");
+        assert_eq!(State::decode(&text).unwrap(), pinned);
+        for (from, to) in [("clean@v3", "clean@v4"), ("\"samples\":100", "\"samples\":99"), ("\"n\":40", "\"n\":101")] {
+            let edited = text.replacen(from, to, 1);
+            assert!(matches!(State::decode(&edited), Err(StateError::Inconsistent { .. })), "{edited}");
+        }
+        let both = State { dataset: pinned.dataset, ..state() };
+        assert!(matches!(State::decode(&both.encode()), Err(StateError::Inconsistent { .. })));
+    }
+
+    #[test]
+    fn golden_bytes_under_a_later_schema() {
+        let later = state().under_schema(3);
+        let text = later.encode();
+        assert!(text.contains(r#""to":100}]}],"schema":3,"plan":{"#), "{text}");
+        assert_eq!(State::decode(&text).unwrap(), later);
+        assert_ne!(later.fingerprint, state().fingerprint);
+        assert_eq!(later.under_schema(1), state(), "the first is not written");
+        for (from, to) in [("\"schema\":3", "\"schema\":2"), ("\"schema\":3", "\"schema\":0"), ("\"schema\":3,", "")] {
+            let edited = text.replacen(from, to, 1);
+            assert!(matches!(State::decode(&edited), Err(StateError::Inconsistent { .. })), "{edited}");
+        }
     }
 
     #[test]

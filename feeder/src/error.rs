@@ -6,6 +6,9 @@
 use std::error::Error as StdError;
 use std::fmt;
 
+use cursorstore::records::{ReadError, RecordError};
+use cursorstore::store::{StoreError, StoreErrorKind};
+
 /// What a caller can do about an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -34,6 +37,8 @@ pub enum ErrorKind {
     Closed,
     /// A read or write failed.
     Io,
+    /// A later run of the job has taken over, or it was rewound: stop.
+    Fenced,
 }
 
 impl ErrorKind {
@@ -52,6 +57,7 @@ impl ErrorKind {
             Self::Timeout => 11,
             Self::Closed => 12,
             Self::Io => 13,
+            Self::Fenced => 14,
         }
     }
 }
@@ -147,6 +153,46 @@ impl fmt::Display for Error {
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.source.as_ref().map(|source| source.as_ref() as _)
+    }
+}
+
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Self {
+        use StoreErrorKind as Store;
+        let (kind, hint) = match error.kind() {
+            Store::Invalid => (ErrorKind::Invalid, None),
+            Store::NotFound => (ErrorKind::NotFound, None),
+            Store::Fenced => {
+                (ErrorKind::Fenced, Some("stop this process: another run of the job goes on in its place"))
+            }
+            Store::Conflict => (ErrorKind::Exists, None),
+            Store::Permission => (ErrorKind::Permission, Some("use a root that this user may write")),
+            Store::NoSpace => (ErrorKind::NoSpace, Some("make room and try again; nothing that was stored is lost")),
+            Store::Unsupported => (ErrorKind::Invalid, None),
+            Store::Busy => (ErrorKind::Busy, None),
+            Store::Corrupt => (ErrorKind::Corrupt, None),
+            Store::Newer => (ErrorKind::StateMismatch, Some("use the newer forebay that wrote it")),
+            _ => (ErrorKind::Io, None),
+        };
+        let made = Self::new(kind, error.to_string()).with_source(error);
+        match hint {
+            Some(hint) => made.with_hint(hint),
+            None => made,
+        }
+    }
+}
+
+impl From<ReadError> for Error {
+    fn from(error: ReadError) -> Self {
+        let kind = match &error {
+            ReadError::Store(_) => None,
+            ReadError::Record { source: RecordError::Newer { .. }, .. } => Some(ErrorKind::StateMismatch),
+            _ => Some(ErrorKind::Corrupt),
+        };
+        match (kind, error) {
+            (_, ReadError::Store(error)) => error.into(),
+            (kind, error) => Self::new(kind.unwrap_or(ErrorKind::Corrupt), error.to_string()).with_source(error),
+        }
     }
 }
 

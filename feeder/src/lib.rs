@@ -11,6 +11,10 @@ pub mod schema;
 
 pub mod rows;
 
+pub mod widen;
+
+pub mod versions;
+
 pub mod ingest;
 
 pub mod log;

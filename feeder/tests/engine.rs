@@ -13,7 +13,7 @@ use feeder::plan::{Line, Tail};
 use feeder::reader::ReaderKind;
 use feeder::{ErrorKind, Rows, Schema};
 
-const WAIT: Duration = Duration::from_secs(20);
+const WAIT: Duration = Duration::from_secs(120);
 
 fn name() -> TopicName {
     "corpus".parse().unwrap()
@@ -590,6 +590,27 @@ fn a_truncated_segment_is_an_error_and_the_steps_before_it_are_good() {
     };
     assert_eq!((good as u64 + 12) / 12, block.base / 12, "every step before the damage is good");
     assert!(error.to_string().contains("ends too early"), "{error}");
+}
+
+#[test]
+fn a_topic_made_anew_under_a_reader_without_a_guard_is_not_read_for_the_former_one() {
+    let (folder, parts) = (tempfile::tempdir().unwrap(), [4; 140]);
+    let made = topic(folder.path(), &parts, 8, 4096, 4);
+    // More segments than are held open at once, and blocks known from the first epoch.
+    let mut loader = Loader::open(folder.path(), &name(), Settings { checksum: Checksum::Off, ..settings() }).unwrap();
+    loader.begin().unwrap();
+    while next(&mut loader).is_some() {}
+    std::fs::rename(made.dir(), folder.path().join("aside")).unwrap();
+    topic(folder.path(), &parts, 8, 4096, 4);
+    loader.begin().unwrap();
+    let error = loop {
+        match loader.poll_next(WAIT) {
+            Ok(Step::Batch(_)) => {}
+            Ok(_) => panic!("another topic was read"),
+            Err(error) => break error,
+        }
+    };
+    assert!(error.to_string().contains("belongs to another topic"), "{error}");
 }
 
 #[test]

@@ -26,7 +26,7 @@ use feeder::{Rows, Schema};
 use slab::{Filled, Shape, Slab};
 
 /// How far a figure may be from the recorded one, up or down: what became cheaper is to be recorded too.
-const TOLERANCE_PERCENT: f64 = 5.0;
+const TOLERANCE_PERCENT: u64 = 5;
 /// Names the rounds for a piece of work run under valgrind.
 const ROUNDS: &str = "FOREBAY_ROUNDS";
 /// Set to record figures instead of comparing them.
@@ -131,8 +131,9 @@ fn file() -> PathBuf {
 /// What is wrong with a figure, if anything is.
 fn complaint(work: &str, known: Option<u64>, now: u64) -> Option<String> {
     let Some(known) = known else { return Some(format!("{work}: no figure recorded, now {now}")) };
+    let beyond = 100 * u128::from(now.abs_diff(known)) > u128::from(TOLERANCE_PERCENT) * u128::from(known);
     let change = 100.0 * (now as f64 / known as f64 - 1.0);
-    (change.abs() > TOLERANCE_PERCENT).then(|| format!("{work}: recorded {known}, now {now} ({change:+.1}%)"))
+    beyond.then(|| format!("{work}: recorded {known}, now {now} ({change:+.1}%)"))
 }
 
 fn check() -> Result<(), String> {

@@ -1,8 +1,9 @@
 """Running the user's `transform` ahead of the training, in threads, without giving up the order or the cursor.
 
 A few batches are taken from the loader ahead and transformed side by side; they are yielded in order. The generator
-that a transform gets is keyed by (seed, epoch, place), so the same batch gets the same random numbers at every run, on
-whatever thread, and after every restart. An error of a transform is raised at its batch's turn and ends the iteration;
+that a transform gets is keyed by (seed, epoch, place), the place being that of the rank's first sample: the same batch
+gets the same random numbers at every run, on whatever thread, and after every restart, and no two ranks get those of
+one another. An error of a transform is raised at its batch's turn and ends the iteration;
 one of the loader is raised at its turn too, and asking again asks the loader again. A batch is waited for only when no
 earlier one is on its way.
 """
@@ -48,11 +49,12 @@ class TransformIterator:
     """Yields the transformed batches of one iteration."""
 
     def __init__(
-        self, batches: BatchIterator, transform: Function, threads: int, seed: int, timeout: float | None
+        self, batches: BatchIterator, transform: Function, threads: int, seed: int, first: int, timeout: float | None
     ) -> None:
         self._batches = batches
         self._transform = transform
         self._seed = seed
+        self._first = first  # of a step's places, this rank's
         self._timeout = timeout
         self._ahead = threads + 1
         self._pid = os.getpid()
@@ -140,6 +142,7 @@ class TransformIterator:
                 self._exhausted = True
                 return
             batch, epoch, place = taken
+            place += self._first
             self._pending.append(self._pool.submit(_run, self._transform, batch, self._seed, epoch, place))
             ready = self._batches.ready()
 

@@ -14,6 +14,7 @@ __all__ = [
     "CorruptError",
     "Error",
     "ExistsError",
+    "FencedError",
     "InvalidError",
     "IoError",
     "NoSpaceError",
@@ -88,3 +89,7 @@ class ClosedError(Error, RuntimeError):
 
 class IoError(Error, OSError):
     """A read or write failed."""
+
+
+class FencedError(Error, RuntimeError):
+    """A later run of the job has taken over, or it was rewound: this process is stale and must stop."""

@@ -270,9 +270,10 @@ class DataLoader:
             _logger.info("%s", line)
         if self._transform is None:
             return batches
-        settings = self._settings
+        settings, world = self._settings, self.world_size
+        first = self.rank * (self._batch_size or (self._global_batch_size or 0) // world)
         iterator = TransformIterator(
-            batches, self._transform, self._transform_threads, settings["seed"], settings["timeout_s"] or None
+            batches, self._transform, self._transform_threads, settings["seed"], first, settings["timeout_s"] or None
         )
         self._iterator = weakref.ref(iterator)
         return iterator
@@ -308,6 +309,7 @@ class DataLoader:
 
         Batches read ahead never count. For wrappers that fetch ahead, `consumed` is what training has really used.
         """
+        consumed = _count("consumed", consumed, least=0, most=2**63)
         loader = self._native()
         iterator = self._live()
         if iterator is not None:

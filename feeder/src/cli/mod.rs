@@ -55,6 +55,7 @@ Exit codes:
   11  a time-out passed
   12  closed meanwhile
   13  a read or write failed
+  14  fenced: a later run of the job has taken over
  130  interrupted
 
 Environment:

@@ -281,7 +281,11 @@ fn an_existing_topic_says_how_files_are_read() {
         &npz(&[("id", npy("'<f8'", "(1,)", &[0; 8])), ("pair", npy("'|u1'", "(1, 2)", &[1, 2]))], false),
     );
     place.bad(&["ingest", &wide, "--topic", "t", "-q"], 2, &["schema=int64 file=float64"]);
-    place.bad(&["ingest", &wide, "--topic", "t", "-q", "--schema", "id:int8"], 2, &["the topic has another schema"]);
+    place.bad(
+        &["ingest", &wide, "--topic", "t", "-q", "--schema", "id:int8"],
+        2,
+        &["the topic has another schema", "column=\"pair\""],
+    );
     place.bad(&["ingest", &wide, "--topic", "t", "-q", "--partitions", "3"], 2, &["w.npz"]);
     let fine = place.file("f.npz", &pairs(0, 1));
     place.bad(&["ingest", &fine, "--topic", "t", "-q", "--partitions", "3"], 2, &["another number of partitions"]);
@@ -404,4 +408,96 @@ fn plans_are_shown() {
     }
     assert_eq!((&plan["key"]["shuffle"], &plan["quality"]), (&false.into(), &Value::Null));
     place.bad(&[&args[..], &["3"]].concat(), 2, &["does not divide", "try: --global-batch-size 66"]);
+}
+
+/// An npz with `id` as 64 or 32 bits, `pair`, and `label` if there is one.
+fn labelled(from: i64, count: i64, narrow: bool, label: Option<i16>) -> Vec<u8> {
+    let shape = format!("({count},)");
+    let id = match narrow {
+        true => npy("'<i4'", &shape, &(from..from + count).flat_map(|n| (n as i32).to_le_bytes()).collect::<Vec<_>>()),
+        false => ids(from, count),
+    };
+    let pair: Vec<u8> = (from..from + count).flat_map(|n| [n as u8, 7]).collect();
+    let mut arrays = vec![("id", id), ("pair", npy("'|u1'", &format!("({count}, 2)"), &pair))];
+    if let Some(label) = label {
+        arrays.push(("label", npy("'<i2'", &shape, &(0..count).flat_map(|_| label.to_le_bytes()).collect::<Vec<_>>())));
+    }
+    npz(&arrays, true)
+}
+
+#[test]
+fn a_topic_grows_by_what_files_bring_and_refuses_the_rest() {
+    let place = Place::new();
+    let old = place.file("old.npz", &labelled(0, 2, true, None));
+    place.good(&["ingest", &old, "--topic", "t"]);
+    let wide = place.file("wide.npz", &labelled(2, 2, false, None));
+    let dry = place.run(&["ingest", &wide, "--topic", "t", "--dry-run"]);
+    assert!(dry.err.contains("the topic's schema grows to version 2: id:int32 becomes int64"), "{dry:?}");
+    assert_eq!(place.json(&["topic", "show", "t"])["schemas"].as_array().unwrap().len(), 1);
+    place.bad(&["ingest", &wide, "--topic", "t", "-q", "--schema", "id:int32, pair:uint8[2]"], 2, &["file=int64"]);
+    assert_eq!(place.json(&["ingest", &wide, "--topic", "t"])["schema_changes"], "id:int32 becomes int64");
+
+    let label = place.file("label.npz", &labelled(4, 2, true, Some(5)));
+    place.bad(
+        &["ingest", &label, "--topic", "t", "-q"],
+        2,
+        &["label.npz", "column=\"label\" type=int16", "--default label=0"],
+    );
+    place.bad(&["ingest", &label, "--topic", "t", "-q", "--default", "label=70000"], 2, &["not a value", "label.npz"]);
+    place.bad(
+        &["ingest", &label, "--topic", "t", "-q", "--default", "lable=1", "--default", "label=1"],
+        3,
+        &["did you mean \"label\"?"],
+    );
+    place.bad(&["ingest", &label, "--topic", "new", "-q", "--default", "label=1"], 2, &["there is none yet"]);
+    assert_eq!(place.rows("t").len(), 4);
+    // One file that was not upgraded comes along.
+    let late = place.file("late.npz", &labelled(6, 1, true, None));
+    let args = ["ingest", &label, &late, "--topic", "t", "--default", "label=-1"];
+    place.good(&args);
+    assert!(place.good(&args).starts_with("already in the topic: 2 files"));
+    place.bad(&["ingest", &old, "--topic", "t", "-q", "--default", "label=3"], 2, &["keeps the default", "default=-1"]);
+    // Without the column, and with the column left out.
+    place.good(&[
+        "ingest",
+        &place.file("left.npz", &labelled(7, 1, false, Some(9))),
+        "--topic",
+        "t",
+        "--columns",
+        "id,pair",
+    ]);
+    let rows: Vec<(i64, i64)> = place
+        .rows("t")
+        .iter()
+        .map(|row| (row["row"]["id"].as_i64().unwrap(), row["row"]["label"].as_i64().unwrap()))
+        .collect();
+    assert_eq!(rows, [(0, -1), (1, -1), (2, -1), (3, -1), (4, 5), (5, 5), (6, -1), (7, -1)]);
+
+    for (name, file, words) in [
+        ("gone.npz", npz(&[("id", ids(0, 1))], true), &["no such column", "column=\"pair\""][..]),
+        (
+            "float.npz",
+            npz(&[("id", npy("'<f8'", "(1,)", &[0; 8])), ("pair", npy("'|u1'", "(1, 2)", &[1, 2]))], true),
+            &["schema=int64 file=float64"],
+        ),
+        (
+            "shape.npz",
+            npz(&[("id", ids(0, 1)), ("pair", npy("'|u1'", "(1, 3)", &[1, 2, 3]))], true),
+            &["schema=uint8[2] file=uint8[3]"],
+        ),
+    ] {
+        let code = if name == "gone.npz" { 3 } else { 2 };
+        place.bad(&["ingest", &place.file(name, &file), "--topic", "t", "-q"], code, words);
+    }
+    assert_eq!(place.rows("t").len(), 8);
+
+    let shown = place.good(&["topic", "show", "t"]);
+    assert!(shown.contains("id:int64, pair:uint8[2], label:int16"), "{shown}");
+    assert!(shown.contains("id:int32 becomes int64") && shown.contains("label:int16 is new (default -1)"), "{shown}");
+    let shown = place.json(&["topic", "show", "t"]);
+    assert_eq!(shown["schemas"][2]["defaults"], serde_json::json!({ "label": "-1" }));
+    let segments = shown["partitions"][0]["segments"].as_array().unwrap();
+    assert_eq!(segments.iter().map(|one| one["schema"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3]);
+    assert!(place.good(&["topic", "verify", "t", "-q"]).starts_with("8 rows are good"));
+    assert!(place.good(&["topic", "tail", "t", "-n", "1"]).contains("label=-1"));
 }

@@ -10,6 +10,7 @@ use super::{Global, text};
 use crate::error::{Error, Result};
 use crate::log::{PartitionView, Root, SegmentView, Topic, TopicOptions, TopicView};
 use crate::schema::Schema;
+use crate::versions::describe_growth;
 
 /// Bytes of rows that are read at once for showing.
 const SHOW_BYTES: u64 = 8 << 20;
@@ -195,6 +196,7 @@ fn show(topic: &Topic, console: &mut Console<'_>) -> Result<(), Failure> {
         ],
         vec!["segments".into(), format!("sealed at {}", text::bytes(options.segment_bytes))],
     ])?;
+    show_schemas(&view, console)?;
     console.line("")?;
     let mut table = vec![["PARTITION", "ROWS", "OFFSETS", "BYTES", "SEGMENTS"].map(str::to_owned).to_vec()];
     for partition in &view.partitions {
@@ -210,12 +212,28 @@ fn show(topic: &Topic, console: &mut Console<'_>) -> Result<(), Failure> {
         return Ok(());
     }
     console.line("")?;
-    let mut table = vec![["PARTITION", "OFFSETS", "FILE BYTES", "STATE", "FILE"].map(str::to_owned).to_vec()];
+    let mut table = vec![["PARTITION", "OFFSETS", "FILE BYTES", "SCHEMA", "STATE", "FILE"].map(str::to_owned).to_vec()];
     for segment in segments {
         let bytes = file_bytes(segment).map_or("gone".into(), text::bytes);
         let file = segment.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let offsets = format!("{}..{}", segment.base, segment.end);
-        table.push(vec![segment.partition.to_string(), offsets, bytes, state(segment).into(), file]);
+        let schema = segment.schema_number.to_string();
+        table.push(vec![segment.partition.to_string(), offsets, bytes, schema, state(segment).into(), file]);
+    }
+    console.table(&table)
+}
+
+/// How the schema came to be what it is, where it has changed.
+fn show_schemas(view: &TopicView, console: &mut Console<'_>) -> Result<(), Failure> {
+    let versions = view.schemas.versions();
+    if versions.len() < 2 {
+        return Ok(());
+    }
+    console.line("")?;
+    let mut table = vec![["SCHEMA", "COLUMNS"].map(str::to_owned).to_vec()];
+    table.push(vec!["1".into(), versions[0].schema.to_string()]);
+    for pair in versions.windows(2) {
+        table.push(vec![pair[1].number.to_string(), describe_growth(&pair[0].schema, &pair[1])]);
     }
     console.table(&table)
 }
@@ -326,7 +344,7 @@ fn describe(topic: &Topic, view: &TopicView) -> Value {
     let partitions = view.partitions.iter().map(|partition| {
         let segments = partition.segments().iter().map(|segment| {
             json!({
-                "base": segment.base, "end": segment.end, "state": state(segment),
+                "base": segment.base, "end": segment.end, "state": state(segment), "schema": segment.schema_number,
                 "file_bytes": file_bytes(segment), "path": segment.path.display().to_string(),
             })
         });
@@ -336,6 +354,14 @@ fn describe(topic: &Topic, view: &TopicView) -> Value {
         })
     });
     value["partitions"] = Value::Array(partitions.collect());
+    let schemas = view.schemas.versions().iter().map(|version| {
+        let defaults = version.added.iter().map(|(name, element)| (name.clone(), json!(element.to_string())));
+        json!({
+            "schema": version.number, "columns": version.schema.columns(), "made_ms": version.made_ms,
+            "defaults": defaults.collect::<serde_json::Map<_, _>>(),
+        })
+    });
+    value["schemas"] = Value::Array(schemas.collect());
     value["row_bytes"] = view.schema.row_bytes().into();
     value["block_rows"] = topic.block_rows().into();
     value["options"] = json!(topic.options());

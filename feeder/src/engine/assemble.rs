@@ -3,38 +3,34 @@
 //! Scatter, not gather: the destinations of a read are the rows' places in the slots to come. Rows of 4 KiB and more (and
 //! runs of neighbours as long) are read straight into place; smaller ones go through a scratch that stays in L2 and are
 //! copied out with non-temporal stores. Short gaps (headers, padding, other ranks' rows) land in a junk buffer rather
-//! than cost a read. A unit that is to be checked is read through the scratch, widened to whole checksummed pieces.
+//! than cost a read. A unit that is to be checked is read through the scratch, widened to whole checksummed pieces. What is
+//! stored under another schema than it is read under takes the turns of [`evolve`].
 //! In steady state nothing is allocated: jobs, reads and their lists are used again.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::Dataset;
+use super::evolve::{self, DefaultRows, Widener};
 use super::feed::{Failure, Feed, Taken};
 use super::layout::SlotLayout;
+use super::reads::{JUNK, Reads, SCRATCH, SLAB, token};
 use crate::error::{Error, Result};
-use crate::log::{BlockRef, BlockSums, PIECE_BYTES, SegmentView, column_at, crc32c};
+use crate::log::{BlockRef, BlockSums, PAGE_BYTES, PIECE_BYTES, SegmentView, column_at, crc32c};
 use crate::plan::Run;
-use crate::reader::{MAX_PARTS, Part, Read, ReadError, ReadFile, Region, fence};
+use crate::reader::{Part, Read, ReadError, ReadFile, Region, fence};
+use crate::versions::Upgrade;
+use crate::widen::Widen;
 
-/// Gaps up to this size are read over, into the junk buffer.
-pub(super) const JUNK_BYTES: usize = 16 << 10;
 /// Rows, or runs of neighbouring rows, from this size on are read straight into their slots.
 const DIRECT_BYTES: usize = 4096;
 /// A column piece of at most so many runs is read straight whatever their size.
 const DIRECT_RUNS: usize = 4;
-/// A read ends before it grows beyond this, unless one row is larger.
-const READ_BYTES: u64 = 2 << 20;
 /// Rows from this size on are copied past the cache.
 const STREAMING_BYTES: usize = 256;
 
 /// Files that a thread keeps at hand, beyond those that the dataset holds open.
 const FILES_KEPT: usize = 16;
-
-/// Indices of the regions given to the block reader.
-pub(super) const SLAB: u32 = 0;
-pub(super) const SCRATCH: u32 = 1;
-pub(super) const JUNK: u32 = 2;
 
 /// One unit on its way through one reader thread. Its lists are used again by later units.
 #[derive(Default)]
@@ -52,6 +48,8 @@ pub(super) struct Job {
     /// The unit's runs, cut at the borders of blocks.
     spans: Vec<Run>,
     copies: Vec<CopyOut>,
+    /// Rows of columns that their block does not have.
+    defaults: Vec<DefaultRows>,
     checks: Vec<Check>,
     failed: Vec<(Range<u64>, Failure)>,
     copied_bytes: u64,
@@ -72,11 +70,16 @@ struct CopyOut {
     at: usize,
     lo: u64,
     spans: Range<usize>,
+    /// Bytes of a row there, and what becomes of them.
+    row_bytes: usize,
+    widen: Option<Widen>,
 }
 
 /// Whole checksummed pieces of one column buffer that wait in the scratch.
 struct Check {
-    column: usize,
+    /// Index into the segment's columns, and bytes of a row there.
+    stored_at: usize,
+    row_bytes: usize,
     at: usize,
     bytes: usize,
     first_piece: usize,
@@ -94,12 +97,22 @@ struct BlockSpan {
     first: u64,
     end: u64,
     first_row: u64,
+    /// How its rows become those of the dataset; `None` where they are those.
+    upgrade: Option<Arc<Upgrade>>,
 }
 
 impl BlockSpan {
     fn row_of(&self, index: u64) -> u64 {
         self.first_row + (index - self.first)
     }
+}
+
+/// A segment with its open file, and how its rows become those of the schema read under.
+#[derive(Clone)]
+struct Kept {
+    segment: Arc<SegmentView>,
+    file: Arc<ReadFile>,
+    upgrade: Option<Arc<Upgrade>>,
 }
 
 /// A sample whose bytes are not what was written, with the reason.
@@ -117,8 +130,8 @@ pub(super) struct Assembler {
     scratch: Region,
     scratch_bytes: usize,
     block: Option<BlockSpan>,
-    /// Files of segments used before, by a number made of where the segment's view lies.
-    files: [Option<(Arc<SegmentView>, Arc<ReadFile>)>; FILES_KEPT],
+    /// Segments used before, by a number made of where their views lie.
+    kept: [Option<Kept>; FILES_KEPT],
     /// Part lists that came back with their reads.
     spare: Vec<Vec<Part>>,
     /// File offset one past the read made last.
@@ -127,6 +140,7 @@ pub(super) struct Assembler {
     piece: Vec<u8>,
     /// The checksums used last: the columns of a block are checked one after the other.
     sums: Option<(Arc<ReadFile>, BlockRef, BlockSums)>,
+    widener: Widener,
 }
 
 impl Assembler {
@@ -149,11 +163,12 @@ impl Assembler {
             scratch,
             scratch_bytes,
             block: None,
-            files: Default::default(),
+            kept: Default::default(),
             spare: Vec::new(),
             read_end: 0,
             piece: Vec::new(),
             sums: None,
+            widener: Widener::default(),
         }
     }
 
@@ -170,6 +185,7 @@ impl Assembler {
         job.reads.clear();
         job.spans.clear();
         job.copies.clear();
+        job.defaults.clear();
         job.checks.clear();
         job.failed.clear();
         job.copied_bytes = 0;
@@ -193,30 +209,41 @@ impl Assembler {
             }
         }
         self.make_reads(job, piece, number, out);
+        if out.len() == first_read {
+            self.read_for_nothing(job, number, out);
+        }
         job.reads_left = out.len() - first_read;
         Ok(())
     }
 
+    /// A unit of defaults alone would never come back: reads a page of its block, which also shows that it is there.
+    fn read_for_nothing(&mut self, job: &mut Job, number: usize, out: &mut Vec<Read>) {
+        let Some(block) = &self.block else { return };
+        let unit = &job.taken.unit;
+        job.reads.push(unit.from..unit.from + u64::from(unit.count));
+        let mut parts = self.spare.pop().unwrap_or_default();
+        parts.push(Part { region: JUNK, at: 0, bytes: PAGE_BYTES as u32 });
+        out.push(Read { file: block.file.clone(), offset: block.block.header, parts, token: token(number, 0) });
+    }
+
     fn locate(&mut self, index: u64) -> Result<BlockSpan> {
         let (partition, segment, offset, count) = self.dataset.segment(index, u64::MAX)?;
-        let file = self.file(partition, &segment)?;
         let block = segment.block_of(offset)?;
         let first_row = offset - block.base;
         let end = index + count.min(u64::from(block.rows) - first_row);
-        Ok(BlockSpan { segment, file, block, first: index, end, first_row })
+        let Kept { file, upgrade, .. } = self.kept(partition, &segment)?.clone();
+        Ok(BlockSpan { segment, file, block, first: index, end, first_row, upgrade })
     }
 
-    /// The open file of a segment; of those used last without a lock.
-    fn file(&mut self, partition: u32, segment: &Arc<SegmentView>) -> Result<Arc<ReadFile>> {
-        let place = &mut self.files[(Arc::as_ptr(segment).addr() / size_of::<SegmentView>()) % FILES_KEPT];
-        match place {
-            Some((kept, file)) if Arc::ptr_eq(kept, segment) => Ok(file.clone()),
-            _ => {
-                let file = self.dataset.file(partition, segment)?;
-                *place = Some((segment.clone(), file.clone()));
-                Ok(file)
-            }
+    /// What reading a segment needs; of those used last without a lock.
+    fn kept(&mut self, partition: u32, segment: &Arc<SegmentView>) -> Result<&Kept> {
+        let place = &mut self.kept[(Arc::as_ptr(segment).addr() / size_of::<SegmentView>()) % FILES_KEPT];
+        if !place.as_ref().is_some_and(|kept| Arc::ptr_eq(&kept.segment, segment)) {
+            let (file, upgrade) = (self.dataset.file(partition, segment)?, self.dataset.upgrade(segment)?);
+            *place = None;
+            return Ok(place.insert(Kept { segment: segment.clone(), file, upgrade }));
         }
+        Ok(place.as_mut().expect("just looked at"))
     }
 
     /// The reads of `job.spans[from..]`, which lie in the current block.
@@ -239,10 +266,18 @@ impl Assembler {
         };
         for &c in &self.layout.by_file {
             let placed = &self.layout.columns[c];
-            let bytes = placed.row_bytes;
-            let buffer = block.block.body + column_at(self.dataset.schema(), block.block.rows, placed.at);
+            let stored = match evolve::stored(block.upgrade.as_deref(), placed) {
+                Ok(stored) => stored,
+                Err(element) => {
+                    job.defaults.push(DefaultRows::new(c, placed, element, spans.clone()));
+                    continue;
+                }
+            };
+            let bytes = stored.row_bytes;
+            let buffer = block.block.body + column_at(block.segment.schema(), block.block.rows, stored.at);
             let run_bytes = bytes * rows as usize / spans.len();
-            if !job.check && (run_bytes >= DIRECT_BYTES || spans.len() <= DIRECT_RUNS) {
+            let short = run_bytes < DIRECT_BYTES && spans.len() > DIRECT_RUNS;
+            if !job.check && !short && stored.widen.is_none() {
                 for span in &job.spans[spans.clone()] {
                     let slot = job.taken.slots[(span.step - job.taken.unit.first_step) as usize] as usize;
                     let at = slot * self.layout.slot_bytes + placed.offset + span.row as usize * bytes;
@@ -263,10 +298,18 @@ impl Assembler {
             let part = Part { region: SCRATCH, at, bytes: (end - start) as u32 };
             reads.push(buffer + start as u64, part, samples.clone());
             let rows_at = at + row * bytes - start;
-            job.copies.push(CopyOut { column: c, at: rows_at, lo: samples.start, spans: spans.clone() });
+            job.copies.push(CopyOut {
+                column: c,
+                at: rows_at,
+                lo: samples.start,
+                spans: spans.clone(),
+                row_bytes: bytes,
+                widen: stored.widen,
+            });
             if job.check {
                 job.checks.push(Check {
-                    column: c,
+                    stored_at: stored.at,
+                    row_bytes: bytes,
                     at,
                     bytes: end - start,
                     first_piece: start / PIECE_BYTES,
@@ -291,18 +334,21 @@ impl Assembler {
         for copy in &job.copies {
             let placed = &self.layout.columns[copy.column];
             for span in &job.spans[copy.spans.clone()] {
-                let bytes = span.count as usize * placed.row_bytes;
+                let bytes = span.count as usize * copy.row_bytes;
                 job.copied_bytes += bytes as u64;
-                let from = copy.at + (span.index - copy.lo) as usize * placed.row_bytes;
+                let from = copy.at + (span.index - copy.lo) as usize * copy.row_bytes;
                 let slot = job.taken.slots[(span.step - job.taken.unit.first_step) as usize] as usize;
                 let at = slot * self.layout.slot_bytes + placed.offset + span.row as usize * placed.row_bytes;
-                if bytes >= STREAMING_BYTES {
+                if let Some(widen) = copy.widen {
+                    self.widener.turn(widen, &self.scratch, from, bytes, &self.slab, at);
+                } else if bytes >= STREAMING_BYTES {
                     self.slab.copy_from_streaming(at, &self.scratch, from, bytes);
                 } else {
                     self.slab.copy_from(at, &self.scratch, from, bytes);
                 }
             }
         }
+        job.defaults.iter().for_each(|rows| rows.write(&self.slab, &self.layout, &job.taken, &job.spans));
         if !job.copies.is_empty() {
             fence();
         }
@@ -323,18 +369,18 @@ impl Assembler {
             Ok(sums) => sums,
             Err(error) => return job.failed.push((check.samples.clone(), Failure::of(&error))),
         };
-        let placed = &self.layout.columns[check.column];
+        let (schema, row_bytes) = (check.block.segment.schema(), check.row_bytes as u64);
         let mut buffer = std::mem::take(&mut self.piece);
         for (piece, at) in (check.first_piece..).zip((0..check.bytes).step_by(PIECE_BYTES)) {
             buffer.resize(PIECE_BYTES.min(check.bytes - at), 0);
             self.scratch.read(check.at + at, &mut buffer);
-            if sums.column(placed.at).get(piece) == Some(&crc32c(&buffer)) {
+            if sums.column(check.stored_at).get(piece) == Some(&crc32c(&buffer)) {
                 continue;
             }
             let (start, length) = ((piece * PIECE_BYTES) as u64, buffer.len() as u64);
-            let rows = start / placed.row_bytes as u64..(start + length).div_ceil(placed.row_bytes as u64);
+            let rows = start / row_bytes..(start + length).div_ceil(row_bytes);
             let block = &check.block;
-            let column = block.block.body + column_at(self.dataset.schema(), block.block.rows, placed.at);
+            let column = block.block.body + column_at(schema, block.block.rows, check.stored_at);
             for span in &job.spans {
                 for index in span.index..span.index + u64::from(span.count) {
                     if check.samples.contains(&index) && rows.contains(&block.row_of(index)) {
@@ -342,7 +388,7 @@ impl Assembler {
                             "data do not match their checksum: file={} block={} column={:?} offset={} bytes={}",
                             block.segment.path.display(),
                             block.block.base,
-                            placed.column.name,
+                            schema.columns()[check.stored_at].name,
                             column + start,
                             length
                         ));
@@ -400,64 +446,4 @@ pub(super) fn seq_of(taken: &Taken, run: &Run) -> u64 {
 pub(super) fn place_of(job: &Job, sample: &BadSample) -> (u32, u32) {
     let slot = job.taken.slots[(sample.span.step - job.taken.unit.first_step) as usize];
     (slot, sample.span.row + (sample.index - sample.span.index) as u32)
-}
-
-/// Reads under construction: what follows closely enough is joined to the last one.
-struct Reads<'a> {
-    out: &'a mut Vec<Read>,
-    /// The samples of each of this job's reads.
-    ranges: &'a mut Vec<Range<u64>>,
-    spare: &'a mut Vec<Vec<Part>>,
-    end: &'a mut u64,
-    file: &'a Arc<ReadFile>,
-    number: usize,
-}
-
-impl Reads<'_> {
-    /// `part` is filled from `offset` on with the rows of `samples`. Offsets grow within a block.
-    fn push(&mut self, offset: u64, part: Part, samples: Range<u64>) {
-        let next = offset + u64::from(part.bytes);
-        if let (Some(read), Some(range)) = (self.out.last_mut(), self.ranges.last_mut())
-            && Arc::ptr_eq(&read.file, self.file)
-            && join(read, *self.end, offset, &part)
-        {
-            *range = range.start.min(samples.start)..range.end.max(samples.end);
-        } else {
-            let token = token(self.number, self.ranges.len());
-            self.ranges.push(samples);
-            let mut parts = self.spare.pop().unwrap_or_default();
-            parts.push(part);
-            self.out.push(Read { file: self.file.clone(), offset, parts, token });
-        }
-        *self.end = next;
-    }
-}
-
-/// Adds `part` to `read`, which ends at `end`, if only a short gap lies between.
-fn join(read: &mut Read, end: u64, offset: u64, part: &Part) -> bool {
-    let Some(gap) = offset.checked_sub(end) else { return false };
-    let bytes = offset + u64::from(part.bytes) - read.offset;
-    if gap > JUNK_BYTES as u64 || bytes > READ_BYTES || read.parts.len() + 2 > MAX_PARTS {
-        return false;
-    }
-    if gap > 0 {
-        read.parts.push(Part { region: JUNK, at: 0, bytes: gap as u32 });
-    }
-    match read.parts.last_mut() {
-        Some(last) if last.region == part.region && part.region != JUNK && last.at + last.bytes as usize == part.at => {
-            last.bytes += part.bytes;
-        }
-        _ => read.parts.push(*part),
-    }
-    true
-}
-
-/// Token of a job's read.
-fn token(job: usize, read: usize) -> u64 {
-    (job as u64) << 32 | read as u64
-}
-
-/// Job and read of a token.
-pub(super) fn parse_token(token: u64) -> (usize, usize) {
-    ((token >> 32) as usize, token as u32 as usize)
 }

@@ -3,6 +3,10 @@
 //! A dataset is a topic's view and a list of windows over it. For a bare topic the windows are "all records now in the
 //! topic", fixed when the job starts and kept in its states; a resumed job gets the windows of its state, checked against
 //! the topic as it is now: same incarnation, nothing missing. While it lives, a dataset guards what it reads.
+//!
+//! All records are read under one schema version of the topic: the newest when the job starts, that of its state when it
+//! is resumed, so that a topic which has grown in between changes no tensor's type. Records stored under another version
+//! are upgraded as they are read.
 
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
@@ -11,11 +15,13 @@ use std::sync::{Arc, Mutex};
 
 use cursorstore::{Extent, State, TopicName, Window, WindowList};
 
+use super::evolve;
 use super::layout::SlotLayout;
 use crate::error::{Error, ErrorKind, Result};
-use crate::log::{Guard, PIECE_BYTES, Root, SegmentView, Topic, TopicView, column_at, crc32c};
+use crate::log::{Guard, PIECE_BYTES, Root, SegmentView, Topic, TopicView, block_rows, column_at, crc32c};
 use crate::reader::ReadFile;
 use crate::schema::{Column, Schema};
+use crate::versions::{SchemaVersion, Upgrade};
 
 /// Segment files held open at once by one dataset.
 pub const OPEN_FILES_MAX: usize = 64;
@@ -27,6 +33,10 @@ pub struct Dataset {
     view: TopicView,
     windows: Vec<Window>,
     line: WindowList,
+    /// What records are read as.
+    under: SchemaVersion,
+    /// How rows of other versions become that, by number.
+    upgrades: Mutex<HashMap<u32, Arc<Upgrade>>>,
     /// Keeps retention away; `None` where the topic's folder cannot be written, and once the job is over.
     guard: Option<Guard>,
     files: Mutex<Files>,
@@ -51,7 +61,8 @@ impl Dataset {
             to: partition.end,
         });
         let windows = vec![Window { extents: extents.filter(|extent| extent.count() > 0).collect() }];
-        let dataset = Self::new(root.to_path_buf(), topic, view, windows)?;
+        let under = view.schemas.newest().clone();
+        let dataset = Self::new(root.to_path_buf(), topic, view, windows, under)?;
         if dataset.line.total() == 0 {
             return Err(Error::new(ErrorKind::NotFound, format!("the topic holds no records: topic={name}"))
                 .with_hint(format!("forebay ingest FILES... --topic {name}")));
@@ -87,10 +98,22 @@ impl Dataset {
                 ));
             }
         }
-        Self::new(self.root.clone(), topic, view, state.windows.clone())
+        let under = view.schemas.version(state.schema).cloned().ok_or_else(|| {
+            Error::new(
+                ErrorKind::StateMismatch,
+                format!(
+                    "the state is of a schema version that the topic has not had: topic={} state={} versions={}",
+                    state.topic,
+                    state.schema,
+                    view.schemas.versions().len()
+                ),
+            )
+        })?;
+        Self::new(self.root.clone(), topic, view, state.windows.clone(), under)
     }
 
-    fn new(root: PathBuf, topic: Topic, view: TopicView, windows: Vec<Window>) -> Result<Self> {
+    /// The records of `windows`, read under one of the view's schema versions.
+    fn new(root: PathBuf, topic: Topic, view: TopicView, windows: Vec<Window>, under: SchemaVersion) -> Result<Self> {
         let line = WindowList::new(&windows);
         let mut lowest: Vec<u64> = view.partitions.iter().map(|partition| partition.end).collect();
         for extent in line.extents() {
@@ -104,7 +127,8 @@ impl Dataset {
             Err(error) if error.kind() == ErrorKind::Permission => None,
             Err(error) => return Err(error),
         };
-        Ok(Self { root, topic, view, windows, line, guard, files: Mutex::default() })
+        let (upgrades, files) = (Mutex::default(), Mutex::default());
+        Ok(Self { root, topic, view, windows, line, under, upgrades, guard, files })
     }
 
     /// Lets go of what is guarded and of all files: nothing more will be read.
@@ -118,14 +142,33 @@ impl Dataset {
         self.topic.name()
     }
 
-    /// The topic's schema.
+    /// The schema that records are read under.
     pub fn schema(&self) -> &Arc<Schema> {
-        &self.view.schema
+        &self.under.schema
+    }
+
+    /// Its number among the topic's schema versions.
+    pub fn schema_number(&self) -> u32 {
+        self.under.number
+    }
+
+    /// How the rows of a segment become those of [`schema`](Self::schema); `None` where they are those.
+    pub(super) fn upgrade(&self, segment: &SegmentView) -> Result<Option<Arc<Upgrade>>> {
+        if segment.schema_number == self.under.number {
+            return Ok(None);
+        }
+        let mut known = self.upgrades.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(upgrade) = known.get(&segment.schema_number) {
+            return Ok(Some(upgrade.clone()));
+        }
+        let upgrade = Arc::new(self.view.schemas.upgrade(segment.schema(), &self.under.schema)?);
+        known.insert(segment.schema_number, upgrade.clone());
+        Ok(Some(upgrade))
     }
 
     /// Rows of a full block.
     pub(super) fn block_rows(&self) -> u32 {
-        self.topic.block_rows()
+        block_rows(&self.under.schema, self.topic.options().block_bytes)
     }
 
     /// The windows trained on.
@@ -164,7 +207,9 @@ impl Dataset {
             let oldest = files.open.iter().min_by_key(|(_, (used, _))| *used).map(|(key, _)| *key);
             oldest.and_then(|key| files.open.remove(&key));
         }
-        let file = Arc::try_unwrap(segment.file()?).or_else(|shared| shared.try_clone());
+        let file = segment.file()?;
+        segment.check_owner(&file)?;
+        let file = Arc::try_unwrap(file).or_else(|shared| shared.try_clone());
         let file =
             file.map_err(|error| Error::io(format!("cannot open segment: path={}", segment.path.display()), error))?;
         let file = Arc::new(ReadFile::from_file(file, &segment.path));
@@ -190,18 +235,27 @@ impl Dataset {
         let row = (offset - block.base) as usize;
         let sums = segment.sums(&block)?;
         let mut columns = Vec::with_capacity(layout.columns.len());
+        let upgrade = self.upgrade(&segment)?;
         for placed in &layout.columns {
-            let (start, end) = (row * placed.row_bytes, (row + 1) * placed.row_bytes);
+            let stored = match evolve::stored(upgrade.as_deref(), placed) {
+                Ok(stored) => stored,
+                Err(element) => {
+                    columns.push(element.bytes().repeat(placed.column.elements()));
+                    continue;
+                }
+            };
+            let row_bytes = stored.row_bytes;
+            let (start, end) = (row * row_bytes, (row + 1) * row_bytes);
             let first = start / PIECE_BYTES;
             let from = first * PIECE_BYTES;
-            let whole = end.next_multiple_of(PIECE_BYTES).min(block.rows as usize * placed.row_bytes);
+            let whole = end.next_multiple_of(PIECE_BYTES).min(block.rows as usize * row_bytes);
             let mut bytes = vec![0; whole - from];
-            let at = block.body + column_at(self.schema(), block.rows, placed.at) + from as u64;
+            let at = block.body + column_at(segment.schema(), block.rows, stored.at) + from as u64;
             file.file().read_exact_at(&mut bytes, at).map_err(|error| {
                 Error::io(format!("cannot read a sample: file={} offset={at}", segment.path.display()), error)
             })?;
             for (piece, bytes) in (first..).zip(bytes.chunks(PIECE_BYTES)) {
-                if sums.column(placed.at).get(piece) != Some(&crc32c(bytes)) {
+                if sums.column(stored.at).get(piece) != Some(&crc32c(bytes)) {
                     let error = Error::corrupt(format!(
                         "data do not match their checksum: file={} block={} column={:?} sample={index}",
                         segment.path.display(),
@@ -209,11 +263,17 @@ impl Dataset {
                         placed.column.name
                     ));
                     // Every row that reaches into the piece is as bad.
-                    let next = (piece * PIECE_BYTES + bytes.len()).div_ceil(placed.row_bytes);
+                    let next = (piece * PIECE_BYTES + bytes.len()).div_ceil(row_bytes);
                     return Ok(Sample::Bad { error, rows: ((next - row) as u64).min(count) });
                 }
             }
-            columns.push(bytes[start - from..end - from].to_vec());
+            let bytes = &bytes[start - from..end - from];
+            let mut value = Vec::new();
+            match stored.widen {
+                None => value.extend_from_slice(bytes),
+                Some(widen) => widen.append(bytes, &mut value),
+            }
+            columns.push(value);
         }
         Ok(Sample::Good(columns))
     }

@@ -108,12 +108,12 @@ impl Loader {
             closed: false,
             pid: slab::process::id(),
         };
-        loader.check_size(total)?;
+        loader.check_size(total, &loader.layout)?;
         Ok(loader)
     }
 
     /// Refuses a batch that `total` samples can never fill, and a `mask` beside a column of that name.
-    fn check_size(&self, total: u64) -> Result<()> {
+    fn check_size(&self, total: u64, layout: &SlotLayout) -> Result<()> {
         if self.steps_in(total) == 0 {
             return Err(Error::invalid(format!(
                 "the batch is larger than the data, and drop_last leaves out what does not fill one: global_batch_size={} samples={total}",
@@ -121,7 +121,7 @@ impl Loader {
             ))
             .with_hint(format!("use a batch of at most {total}, or drop_last=False")));
         }
-        let taken = self.layout.columns.iter().any(|placed| placed.column.name == MASK);
+        let taken = layout.columns.iter().any(|placed| placed.column.name == MASK);
         if self.settings.masked() && taken {
             return Err(Error::invalid(
                 "a column is named 'mask', as is what marks repeated rows: leave it out by columns=, or use drop_last=True or tail='short'",
@@ -207,7 +207,8 @@ impl Loader {
             }
         };
         let windows = self.dataset.windows().to_vec();
-        Ok(State::new(self.dataset.name().clone(), windows, self.key.clone(), cursor))
+        let state = State::new(self.dataset.name().clone(), windows, self.key.clone(), cursor);
+        Ok(state.under_schema(self.dataset.schema_number()))
     }
 
     /// Sets the cursor back to after `consumed` batches of this iteration, as if the others had never been taken.
@@ -227,6 +228,9 @@ impl Loader {
         };
         if state.topic != *self.dataset.name() {
             return mismatch("topic", &state.topic, self.dataset.name());
+        }
+        if let Some(dataset) = &state.dataset {
+            return mismatch("dataset", &dataset.version, self.dataset.name());
         }
         if state.plan.version != PLAN_VERSION {
             return mismatch("version of the order", &state.plan.version, &PLAN_VERSION);
@@ -249,9 +253,17 @@ impl Loader {
         }
         check_epoch(state.cursor.epoch)?;
         settings::check_plan(Some(state.plan.lanes), Some(state.plan.chunk), Some(state.plan.pool))?;
-        if state.windows != self.dataset.windows() || state.plan != self.key {
+        let same_schema = state.schema == self.dataset.schema_number();
+        if state.windows != self.dataset.windows() || state.plan != self.key || !same_schema {
             let dataset = self.dataset.of_state(state)?;
-            self.check_size(dataset.line().total())?;
+            let (names, rows) = (self.settings.columns.as_deref(), self.settings.rank_batch());
+            let layout = SlotLayout::new(dataset.schema(), names, rows).map_err(|error| {
+                let text = format!("the state is of schema version {} of its topic: {error}", state.schema);
+                Error::new(ErrorKind::StateMismatch, text)
+                    .with_hint("take the columns that the job began with, or begin a new one")
+            })?;
+            self.check_size(dataset.line().total(), &layout)?;
+            self.layout = Arc::new(layout);
             self.dataset = Arc::new(dataset);
             self.key = state.plan.clone();
             self.stop();

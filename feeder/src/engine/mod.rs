@@ -22,10 +22,13 @@
 pub mod settings;
 
 pub mod dataset;
+mod evolve;
 
 mod layout;
 
 mod feed;
+
+mod reads;
 
 mod assemble;
 

@@ -32,6 +32,11 @@ pub(super) fn resolve(patterns: &[String]) -> Result<(Vec<PathBuf>, Vec<String>)
                 return Err(Error::invalid(format!("a directory, files are ingested: path={}", path.display()))
                     .with_hint(format!("name its files, for example '{}/*.parquet'", path.display())));
             }
+            // To open a pipe would be to wait for its writer.
+            if !real.is_file() {
+                return Err(Error::invalid(format!("not a regular file, files are ingested: path={}", path.display()))
+                    .with_hint("write what it says to a file first, then name that"));
+            }
             match seen.insert(real) {
                 true => paths.push(path),
                 false => notes.push(format!("named twice, taken once: path={}", path.display())),
@@ -182,6 +187,8 @@ mod tests {
         assert_eq!(error(at("d.npy")).kind(), ErrorKind::NotFound);
         assert!(error(at("sub")).hint().unwrap().contains("/sub/*.parquet'"));
         assert!(error(at("s*")).to_string().contains("a directory"));
+        nix::unistd::mkfifo(at("pipe").as_str(), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert!(error(at("pipe")).to_string().contains("not a regular file"));
         assert!(error("s3://bucket/key".into()).to_string().contains("scheme=s3"));
         assert!(error(at("a[")).to_string().contains("not a pattern"));
     }

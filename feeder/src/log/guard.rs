@@ -110,7 +110,13 @@ fn write_locked(dir: &Path, path: &Path, from: &[u64]) -> Result<Held> {
         let beside = dir.join(format!("{}.tmp", files::unique()?));
         let file = OpenOptions::new().write(true).create_new(true).open(&beside).map_err(failed)?;
         let Some(mut lock) = files::try_lock(file).map_err(failed)? else { continue };
-        let put = lock.write(&text).and_then(|()| fs::rename(&beside, path));
+        use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+        let written = match lock.write(&text) {
+            // Empty it holds everything: training goes on where a disk is full, of its checkpoints for example.
+            Err(error) if matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge) => Ok(()),
+            written => written,
+        };
+        let put = written.and_then(|()| fs::rename(&beside, path));
         match put {
             Ok(()) => return Ok(lock),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}

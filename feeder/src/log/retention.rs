@@ -93,14 +93,14 @@ impl Topic {
     /// First offset that is retained, by file names alone.
     pub(super) fn first(&self, partition: u32) -> Result<u64> {
         let listing = files::Listing::settled(&super::partition_dir(self.dir(), partition))?;
-        Ok(listing.sealed.iter().chain(&listing.open).copied().min().unwrap_or(0))
+        Ok(listing.sealed.iter().chain(&listing.open).map(|segment| segment.base).min().unwrap_or(0))
     }
 
     fn front(&self, partition: u32, held_from: u64) -> Result<(Front, u64)> {
         let dir = super::partition_dir(self.dir(), partition);
         let view = self.view_partition(partition)?;
         let listing = files::Listing::settled(&dir)?;
-        let newest = listing.sealed.iter().chain(&listing.open).copied().max();
+        let newest = listing.sealed.iter().chain(&listing.open).map(|segment| segment.base).max();
         let (mut candidates, mut bytes) = (Vec::new(), 0);
         for segment in view.segments() {
             let path = &segment.path;

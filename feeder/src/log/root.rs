@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use cursorstore::TopicName;
 
+use super::facts::TopicFacts;
 use super::files::{self, Held};
 use super::guard::{self, GUARDS_DIR};
-use super::topic::{Topic, TopicFacts, TopicOptions};
+use super::topic::{Topic, TopicOptions};
 use super::{FORMAT, LOCK_NAME, ROOT_FILE, TOPIC_FILE, partition_dir};
 use crate::error::{Error, ErrorKind, Result, nearest};
 use crate::schema::Schema;
@@ -40,7 +41,7 @@ impl Root {
             Err(error) => return Err(Error::io(format!("cannot open root: root={}", path.display()), error)),
             Ok(_) => {}
         }
-        super::check_format(&files::read_small(&file, 4096)?, &file)?;
+        super::check_format(&files::read_small(&file, 4096)?, &file, FORMAT)?;
         Ok(Self { path })
     }
 

@@ -17,7 +17,7 @@ use cursorstore::{Incarnation, TopicName};
 
 use super::Identity;
 use super::block::{self, BadBody, BlockRef, Header, NoHeader};
-use super::files::{self, Hint};
+use super::files::{Hint, SegmentName};
 use super::footer;
 use super::layout::column_at;
 use super::recover::{Damage, Place, footer_error, preamble_bytes};
@@ -26,14 +26,17 @@ use super::sums::BlockSums;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rows::Rows;
 use crate::schema::Schema;
+use crate::versions::{SchemaVersion, Schemas};
 
 /// A consistent snapshot of a topic.
 #[derive(Clone, Debug)]
 pub struct TopicView {
     /// The topic's name.
     pub name: TopicName,
-    /// Its schema.
+    /// Its newest schema.
     pub schema: Arc<Schema>,
+    /// All schemas that it has had; those of all segments are among them.
+    pub schemas: Arc<Schemas>,
     /// The life of the topic that this is a snapshot of.
     pub incarnation: Incarnation,
     /// One per partition, in order.
@@ -57,11 +60,18 @@ pub struct PartitionView {
     /// Offset after the last row.
     pub end: u64,
     segments: Vec<Arc<SegmentView>>,
+    pub(super) schemas: Arc<Schemas>,
 }
 
 impl PartitionView {
-    pub(super) fn new(partition: u32, first: u64, end: u64, segments: Vec<Arc<SegmentView>>) -> Self {
-        Self { partition, first, end, segments }
+    pub(super) fn new(
+        partition: u32,
+        first: u64,
+        end: u64,
+        segments: Vec<Arc<SegmentView>>,
+        schemas: Arc<Schemas>,
+    ) -> Self {
+        Self { partition, first, end, segments, schemas }
     }
 
     /// The segments in order of offsets; none is empty.
@@ -89,24 +99,28 @@ impl PartitionView {
         })
     }
 
-    /// Reads rows by their offsets, verified. For looking at data; training reads through the engine.
+    /// Reads rows by their offsets, verified, under the topic's newest schema. For looking at data; training reads through
+    /// the engine.
     pub fn read(&self, offsets: Range<u64>) -> Result<Rows> {
         let mut parts = Vec::new();
         let mut at = offsets.start;
-        let mut schema = None;
+        let newest = &self.schemas.newest().schema;
         while at < offsets.end {
             let segment = self.segment_of(at)?;
             let block = segment.block_of(at)?;
             let rows = segment.read(&block)?;
             let from = (at - block.base) as usize;
             let count = (offsets.end.min(block.end()) - at) as usize;
-            parts.push(rows.slice(from, count));
+            let rows = rows.slice(from, count);
+            parts.push(match segment.schema == *newest {
+                true => rows,
+                false => self.schemas.upgrade(&segment.schema, newest)?.rows(&rows)?,
+            });
             at += count as u64;
-            schema = Some(segment.schema.clone());
         }
-        match schema {
-            Some(schema) => Rows::concat(&schema, &parts),
-            None => Err(Error::invalid(format!("no rows are asked for: offsets={offsets:?}"))),
+        match parts.is_empty() {
+            true => Err(Error::invalid(format!("no rows are asked for: offsets={offsets:?}"))),
+            false => Rows::concat(newest, &parts),
         }
     }
 }
@@ -122,6 +136,8 @@ pub struct SegmentView {
     pub end: u64,
     /// Its file; that of an active segment may have another name by now, [`file`](Self::file) opens the right one.
     pub path: PathBuf,
+    /// Number of the schema version that its rows are of.
+    pub schema_number: u32,
     schema: Arc<Schema>,
     identity: Identity,
     content: Content,
@@ -156,13 +172,14 @@ impl Index {
 }
 
 impl SegmentView {
-    pub(super) fn sealed(dir: &Path, schema: &Arc<Schema>, identity: Identity, offsets: Range<u64>) -> Self {
+    pub(super) fn sealed(dir: &Path, version: &SchemaVersion, identity: Identity, offsets: Range<u64>) -> Self {
         Self {
             partition: identity.partition,
             base: offsets.start,
             end: offsets.end,
-            path: files::sealed_path(dir, offsets.start),
-            schema: schema.clone(),
+            path: SegmentName { base: offsets.start, schema: version.number }.sealed(dir),
+            schema_number: version.number,
+            schema: version.schema.clone(),
             identity,
             content: Content::Sealed(OnceLock::new()),
         }
@@ -170,7 +187,7 @@ impl SegmentView {
 
     pub(super) fn active(
         path: PathBuf,
-        schema: &Arc<Schema>,
+        version: &SchemaVersion,
         identity: Identity,
         base: u64,
         file: File,
@@ -182,10 +199,16 @@ impl SegmentView {
             base,
             end: scan.end,
             path,
-            schema: schema.clone(),
+            schema_number: version.number,
+            schema: version.schema.clone(),
             identity,
             content: Content::Active(Arc::new(file), index),
         }
+    }
+
+    /// The schema that its rows are stored under.
+    pub fn schema(&self) -> &Arc<Schema> {
+        &self.schema
     }
 
     /// Whether the segment is sealed: its file is whole and never changes again.
@@ -205,6 +228,12 @@ impl SegmentView {
                 _ => Error::io(format!("cannot open segment: path={}", self.path.display()), error),
             }),
         }
+    }
+
+    /// Refuses a file that stands where the segment's did and is not it: without a guard, the topic may have been removed
+    /// and made again. Whoever reads rows without their headers has no other way to notice.
+    pub fn check_owner(&self, file: &File) -> Result<()> {
+        preamble_bytes(file, &self.path, &self.schema, &self.identity, self.base).map(drop)
     }
 
     /// The blocks in order of offsets. Offsets that none covers are lost to damage.
@@ -383,25 +412,23 @@ pub(super) struct Seen {
 
 /// Looks at an active segment. `None`: the file went away or shrank under the eyes, look at the directory again.
 pub(super) fn look_at_active(
-    dir: &Path,
-    schema: &Arc<Schema>,
-    identity: Identity,
-    base: u64,
+    place: &Place<'_>,
+    name: SegmentName,
     seen: &mut Option<Seen>,
 ) -> Result<Option<SegmentView>> {
-    let path = files::open_path(dir, base);
+    let (path, base, version) = (name.open(place.dir), name.base, place.version(name)?);
     let failed = |error| Error::io(format!("cannot read segment: path={}", path.display()), error);
     let file = match File::open(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         file => file.map_err(failed)?,
     };
-    let hint = Hint::read(dir, base);
+    let hint = Hint::read(place.dir, base);
     let about = file.metadata().map_err(failed)?;
     let mut scan = match seen.take() {
         Some(seen) if seen.base == base && seen.inode == about.ino() && seen.scan.good <= about.len() => seen.scan,
-        _ => Scan::new(preamble_bytes(&file, &path, &Place { dir, schema, identity: &identity }, base)?, base),
+        _ => Scan::new(preamble_bytes(&file, &path, &version.schema, place.identity, base)?, base),
     };
-    let walk = Walk { file: &file, len: about.len(), schema, identity: &identity, hint };
+    let walk = Walk { file: &file, len: about.len(), schema: &version.schema, identity: place.identity, hint };
     scan.advance(&walk, |_| {}).map_err(failed)?;
     if !scan.blocks.is_empty() && file.metadata().map_err(failed)?.len() < scan.good {
         return Ok(None);
@@ -410,7 +437,7 @@ pub(super) fn look_at_active(
         make_durable(&file).map_err(failed)?;
         scan.synced = scan.good;
     }
-    let segment = SegmentView::active(path, schema, identity, base, file, &scan);
+    let segment = SegmentView::active(path, version, *place.identity, base, file, &scan);
     if scan.holes.is_empty() {
         *seen = Some(Seen { base, inode: about.ino(), scan });
     }

@@ -6,10 +6,10 @@ use proptest::prelude::*;
 
 use super::support::*;
 use crate::log::block::{self, BlockMeta};
+use crate::log::facts::TopicFacts;
 use crate::log::files::Hint;
 use crate::log::layout::pieces;
 use crate::log::sums::BlockSums;
-use crate::log::topic::TopicFacts;
 use crate::log::{Fsync, Identity, TopicOptions, crc32c};
 use crate::schema::Schema;
 

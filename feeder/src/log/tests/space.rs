@@ -8,6 +8,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use super::support::*;
 use crate::error::ErrorKind;
+use crate::log::guard::Folder;
 use crate::log::{Fsync, Origin, Root, Topic, Writer};
 use crate::schema::Schema;
 
@@ -94,6 +95,11 @@ fn child_meets_a_limit() {
         writer.seal().unwrap();
         assert_eq!(assert_numbered(&topic, 0), end + 50);
         assert!(topic.verify(&mut |_| {}).unwrap().is_good());
+        setrlimit(Resource::RLIMIT_FSIZE, 0, hard).unwrap();
+        let guard = topic.guard(&[end]).unwrap();
+        let held: Vec<Vec<u64>> = Folder::open(topic.dir()).unwrap().live().unwrap().collect();
+        assert_eq!(held, [Vec::<u64>::new()], "one that says nothing holds everything");
+        drop(guard);
         setrlimit(Resource::RLIMIT_FSIZE, soft, hard).unwrap();
     }
 }
