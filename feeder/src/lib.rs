@@ -19,11 +19,15 @@ pub mod ingest;
 
 pub mod log;
 
+pub mod catalogue;
+
 pub mod plan;
 
 pub mod reader;
 
 pub mod engine;
+
+pub mod bench;
 
 pub mod cli;
 

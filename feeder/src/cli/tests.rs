@@ -1,5 +1,8 @@
 //! The command line as users meet it: what is printed, what is stored, and the exit code.
 
+#[path = "bench_tests.rs"]
+mod bench_tests;
+
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -14,35 +17,35 @@ use crate::ingest::fixtures::{npy, npz};
 use crate::log::{Root, WriterOptions};
 
 /// A directory with files and a root.
-struct Place {
-    dir: tempfile::TempDir,
+pub(super) struct Place {
+    pub(super) dir: tempfile::TempDir,
 }
 
 /// What a command said.
 #[derive(Debug)]
-struct Said {
-    code: u8,
-    out: String,
-    err: String,
+pub(super) struct Said {
+    pub(super) code: u8,
+    pub(super) out: String,
+    pub(super) err: String,
 }
 
 impl Place {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { dir: tempfile::tempdir().unwrap() }
     }
 
-    fn root(&self) -> PathBuf {
+    pub(super) fn root(&self) -> PathBuf {
         self.dir.path().join("data")
     }
 
-    fn file(&self, name: &str, bytes: &[u8]) -> String {
+    pub(super) fn file(&self, name: &str, bytes: &[u8]) -> String {
         let path = self.dir.path().join(name);
         std::fs::write(&path, bytes).unwrap();
         path.display().to_string()
     }
 
     /// Runs `forebay ARGS --root ROOT`.
-    fn run(&self, args: &[&str]) -> Said {
+    pub(super) fn run(&self, args: &[&str]) -> Said {
         let root = self.root().display().to_string();
         let all = [&["forebay"], args, &["--root", &root]].concat();
         let (mut out, mut err) = (Vec::new(), Vec::new());
@@ -50,19 +53,19 @@ impl Place {
         Said { code, out: String::from_utf8(out).unwrap(), err: String::from_utf8(err).unwrap() }
     }
 
-    fn good(&self, args: &[&str]) -> String {
+    pub(super) fn good(&self, args: &[&str]) -> String {
         let said = self.run(args);
         assert_eq!(said.code, 0, "{said:?}");
         assert!(!said.err.contains("error:"), "{said:?}");
         said.out
     }
 
-    fn json(&self, args: &[&str]) -> Value {
+    pub(super) fn json(&self, args: &[&str]) -> Value {
         serde_json::from_str(&self.good(&[args, &["--json"]].concat())).unwrap()
     }
 
     /// Asserts a failure with that code and words, and nothing on the standard output.
-    fn bad(&self, args: &[&str], code: u8, words: &[&str]) -> Said {
+    pub(super) fn bad(&self, args: &[&str], code: u8, words: &[&str]) -> Said {
         let said = self.run(args);
         assert_eq!((said.code, said.out.as_str()), (code, ""), "{said:?}");
         for word in words {
@@ -72,7 +75,7 @@ impl Place {
     }
 
     /// All rows of a topic as `tail` prints them.
-    fn rows(&self, topic: &str) -> Vec<Value> {
+    pub(super) fn rows(&self, topic: &str) -> Vec<Value> {
         let text = self.good(&["topic", "tail", topic, "-n", "1000000", "--json"]);
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
@@ -83,7 +86,7 @@ fn ids(from: i64, count: i64) -> Vec<u8> {
 }
 
 /// An npz with `id` from `from` on, and `pair`.
-fn pairs(from: i64, count: i64) -> Vec<u8> {
+pub(super) fn pairs(from: i64, count: i64) -> Vec<u8> {
     let pair: Vec<u8> = (from..from + count).flat_map(|n| [n as u8, 7]).collect();
     npz(&[("id", ids(from, count)), ("pair", npy("'|u1'", &format!("({count}, 2)"), &pair))], true)
 }
@@ -114,10 +117,21 @@ fn help_and_version_say_what_there_is() {
         &["topic", "tail"],
         &["topic", "rm"],
         &["topic", "verify"],
+        &["topic", "trim"],
+        &["dataset"],
+        &["dataset", "pin"],
+        &["dataset", "ls"],
+        &["dataset", "show"],
+        &["dataset", "label"],
+        &["dataset", "diff"],
+        &["dataset", "verify"],
+        &["dataset", "export"],
+        &["dataset", "unpin"],
         &["plan"],
+        &["bench"],
     ] {
         let help = place.good(&[command, &["--help"]].concat());
-        assert!(command == ["topic"] || help.contains("Examples:"), "{command:?}: {help}");
+        assert!(matches!(command, ["topic"] | ["dataset"]) || help.contains("Examples:"), "{command:?}: {help}");
     }
     place.bad(&["ingset"], 2, &["error:", "ingest"]);
     place.bad(&["ingest", "a.npy"], 2, &["--topic"]);

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use super::console::{Console, Failure};
 use super::meter::Meter;
 use super::values::{row_json, row_text};
-use super::{Global, text};
+use super::{Global, text, trim};
+use crate::catalogue;
 use crate::error::{Error, Result};
 use crate::log::{PartitionView, Root, SegmentView, Topic, TopicOptions, TopicView};
 use crate::schema::Schema;
@@ -68,7 +69,7 @@ With --json each row is an object on a line of its own, with all elements of its
     },
     /// Remove a topic with all its data
     #[command(
-        after_help = "Examples:\n  forebay topic rm digits          # says what would be lost\n  forebay topic rm digits --yes"
+        after_help = "Examples:\n  forebay topic rm digits          # says what would be lost\n  forebay topic rm digits --yes\n\nRefused while dataset versions or kept checkpoints need records of it, which are told; with --force\nthese can no longer be read."
     )]
     Rm {
         /// Name of the topic
@@ -76,7 +77,13 @@ With --json each row is an object on a line of its own, with all elements of its
         /// Really remove it
         #[arg(long)]
         yes: bool,
+        /// Even if versions or checkpoints need its records
+        #[arg(long)]
+        force: bool,
     },
+    /// Delete the oldest segments, as far as nobody needs them
+    #[command(after_help = trim::HELP)]
+    Trim(trim::Args),
     /// Read everything and compare it with its checksums
     #[command(
         after_help = "Examples:\n  forebay topic verify digits\n\nExits with 7 if anything is damaged, and names file, offset and rows."
@@ -104,7 +111,8 @@ pub(super) fn run(command: &Command, global: &Global, console: &mut Console<'_>)
         Command::Ls => list(global, console),
         Command::Show { topic } => show(&find(topic, global)?, console),
         Command::Tail { topic, rows, partition } => tail(&find(topic, global)?, *rows, *partition, console),
-        Command::Rm { topic, yes } => remove(&name(topic)?, *yes, global, console),
+        Command::Rm { topic, yes, force } => remove(&name(topic)?, *yes, *force, global, console),
+        Command::Trim(args) => trim::run(args, global, console),
         Command::Verify { topic, quiet } => {
             console.quiet = *quiet;
             verify(&find(topic, global)?, console)
@@ -271,7 +279,7 @@ fn tail(topic: &Topic, rows: u64, partition: Option<u32>, console: &mut Console<
     Ok(())
 }
 
-fn remove(name: &TopicName, yes: bool, global: &Global, console: &mut Console<'_>) -> Result<(), Failure> {
+fn remove(name: &TopicName, yes: bool, force: bool, global: &Global, console: &mut Console<'_>) -> Result<(), Failure> {
     let root = Root::open(global.root())?;
     if !yes {
         let rows = root.topic(name)?.view()?.rows();
@@ -279,7 +287,7 @@ fn remove(name: &TopicName, yes: bool, global: &Global, console: &mut Console<'_
             .with_hint(format!("forebay topic rm {name} --yes"))
             .into());
     }
-    root.remove_topic(name)?;
+    catalogue::remove_topic(&root, name, force)?;
     match console.json {
         true => console.object(&json!({ "removed": name.to_string() })),
         false => console.line(&format!("removed {name}")),

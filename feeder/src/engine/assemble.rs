@@ -3,18 +3,20 @@
 //! Scatter, not gather: the destinations of a read are the rows' places in the slots to come. Rows of 4 KiB and more (and
 //! runs of neighbours as long) are read straight into place; smaller ones go through a scratch that stays in L2 and are
 //! copied out with non-temporal stores. Short gaps (headers, padding, other ranks' rows) land in a junk buffer rather
-//! than cost a read. A unit that is to be checked is read through the scratch, widened to whole checksummed pieces. What is
-//! stored under another schema than it is read under takes the turns of [`evolve`].
+//! than cost a read. A unit that is to be checked is read through the scratch, widened to whole checksummed pieces. Extents
+//! that lie in one block are read together, column after column, however small they are. What is stored under another
+//! schema than it is read under takes the turns of [`evolve`].
 //! In steady state nothing is allocated: jobs, reads and their lists are used again.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::Dataset;
+use super::apart::{self, Apart};
 use super::evolve::{self, DefaultRows, Widener};
 use super::feed::{Failure, Feed, Taken};
 use super::layout::SlotLayout;
-use super::reads::{JUNK, Reads, SCRATCH, SLAB, token};
+use super::reads::{Reads, token};
 use crate::error::{Error, Result};
 use crate::log::{BlockRef, BlockSums, PAGE_BYTES, PIECE_BYTES, SegmentView, column_at, crc32c};
 use crate::plan::Run;
@@ -22,6 +24,8 @@ use crate::reader::{Part, Read, ReadError, ReadFile, Region, fence};
 use crate::versions::Upgrade;
 use crate::widen::Widen;
 
+/// Gaps up to this size are read over, into the junk buffer.
+pub(super) const JUNK_BYTES: usize = 16 << 10;
 /// Rows, or runs of neighbouring rows, from this size on are read straight into their slots.
 const DIRECT_BYTES: usize = 4096;
 /// A column piece of at most so many runs is read straight whatever their size.
@@ -31,6 +35,11 @@ const STREAMING_BYTES: usize = 256;
 
 /// Files that a thread keeps at hand, beyond those that the dataset holds open.
 const FILES_KEPT: usize = 16;
+
+/// Indices of the regions given to the block reader.
+pub(super) const SLAB: u32 = 0;
+pub(super) const SCRATCH: u32 = 1;
+pub(super) const JUNK: u32 = 2;
 
 /// One unit on its way through one reader thread. Its lists are used again by later units.
 #[derive(Default)]
@@ -51,6 +60,8 @@ pub(super) struct Job {
     /// Rows of columns that their block does not have.
     defaults: Vec<DefaultRows>,
     checks: Vec<Check>,
+    /// Checked rows that the scratch has no room for.
+    apart: Vec<Apart>,
     failed: Vec<(Range<u64>, Failure)>,
     copied_bytes: u64,
 }
@@ -90,10 +101,10 @@ struct Check {
 
 /// A block as far as one extent reaches: samples `first..end` of the line are its rows from `first_row` on.
 #[derive(Clone)]
-struct BlockSpan {
-    segment: Arc<SegmentView>,
-    file: Arc<ReadFile>,
-    block: BlockRef,
+pub(super) struct BlockSpan {
+    pub(super) segment: Arc<SegmentView>,
+    pub(super) file: Arc<ReadFile>,
+    pub(super) block: BlockRef,
     first: u64,
     end: u64,
     first_row: u64,
@@ -102,7 +113,12 @@ struct BlockSpan {
 }
 
 impl BlockSpan {
-    fn row_of(&self, index: u64) -> u64 {
+    /// Whether both are parts of one block.
+    fn is_beside(&self, other: &Self) -> bool {
+        self.block == other.block && Arc::ptr_eq(&self.file, &other.file)
+    }
+
+    pub(super) fn row_of(&self, index: u64) -> u64 {
         self.first_row + (index - self.first)
     }
 }
@@ -132,6 +148,8 @@ pub(super) struct Assembler {
     block: Option<BlockSpan>,
     /// Segments used before, by a number made of where their views lie.
     kept: [Option<Kept>; FILES_KEPT],
+    /// The parts of one block whose reads are still to be made, each with its first span.
+    group: Vec<(usize, BlockSpan)>,
     /// Part lists that came back with their reads.
     spare: Vec<Vec<Part>>,
     /// File offset one past the read made last.
@@ -164,6 +182,7 @@ impl Assembler {
             scratch_bytes,
             block: None,
             kept: Default::default(),
+            group: Vec::new(),
             spare: Vec::new(),
             read_end: 0,
             piece: Vec::new(),
@@ -187,18 +206,25 @@ impl Assembler {
         job.copies.clear();
         job.defaults.clear();
         job.checks.clear();
+        job.apart.clear();
         job.failed.clear();
         job.copied_bytes = 0;
         let first_read = out.len();
-        let mut piece = 0;
+        self.group.clear();
         for at in 0..job.taken.unit.runs.len() {
             let mut run = job.taken.unit.runs[at];
             while run.count > 0 {
                 let inside = self.block.as_ref().is_some_and(|block| (block.first..block.end).contains(&run.index));
-                if !inside {
-                    self.make_reads(job, piece, number, out);
-                    piece = job.spans.len();
-                    self.block = Some(self.locate(run.index)?);
+                if !inside || self.group.is_empty() {
+                    let block = match self.block.take().filter(|_| inside) {
+                        Some(block) => block,
+                        None => self.locate(run.index)?,
+                    };
+                    if !self.group.last().is_none_or(|(_, last)| last.is_beside(&block)) {
+                        self.make_reads(job, number, out);
+                    }
+                    self.group.push((job.spans.len(), block.clone()));
+                    self.block = Some(block);
                 }
                 let end = self.block.as_ref().map_or(run.index, |block| block.end);
                 let count = u64::from(run.count).min(end - run.index) as u32;
@@ -208,7 +234,7 @@ impl Assembler {
                 run.count -= count;
             }
         }
-        self.make_reads(job, piece, number, out);
+        self.make_reads(job, number, out);
         if out.len() == first_read {
             self.read_for_nothing(job, number, out);
         }
@@ -246,10 +272,30 @@ impl Assembler {
         Ok(place.as_mut().expect("just looked at"))
     }
 
-    /// The reads of `job.spans[from..]`, which lie in the current block.
-    fn make_reads(&mut self, job: &mut Job, from: usize, number: usize, out: &mut Vec<Read>) {
-        let spans = from..job.spans.len();
-        let (Some(block), Some(first), Some(last)) = (&self.block, job.spans.get(from), job.spans.last()) else {
+    /// The reads of the spans of `self.group`, which lie in one block: column after column, so that offsets grow.
+    fn make_reads(&mut self, job: &mut Job, number: usize, out: &mut Vec<Read>) {
+        let mut group = std::mem::take(&mut self.group);
+        for at in 0..self.layout.by_file.len() {
+            let column = self.layout.by_file[at];
+            for (part, (from, block)) in group.iter().enumerate() {
+                let to = group.get(part + 1).map_or(job.spans.len(), |(next, _)| *next);
+                self.make_column_reads(job, column, (*from..to, block), number, out);
+            }
+        }
+        group.clear();
+        self.group = group;
+    }
+
+    /// The reads of one column of some spans, which lie in one part of a block.
+    fn make_column_reads(
+        &mut self,
+        job: &mut Job,
+        column: usize,
+        (spans, block): (Range<usize>, &BlockSpan),
+        number: usize,
+        out: &mut Vec<Read>,
+    ) {
+        let (Some(first), Some(last)) = (job.spans[spans.clone()].first(), job.spans[spans.clone()].last()) else {
             return;
         };
         let samples = first.index..last.index + u64::from(last.count);
@@ -264,59 +310,44 @@ impl Assembler {
             file: &block.file,
             number,
         };
-        for &c in &self.layout.by_file {
-            let placed = &self.layout.columns[c];
-            let stored = match evolve::stored(block.upgrade.as_deref(), placed) {
-                Ok(stored) => stored,
-                Err(element) => {
-                    job.defaults.push(DefaultRows::new(c, placed, element, spans.clone()));
-                    continue;
-                }
-            };
-            let bytes = stored.row_bytes;
-            let buffer = block.block.body + column_at(block.segment.schema(), block.block.rows, stored.at);
-            let run_bytes = bytes * rows as usize / spans.len();
-            let short = run_bytes < DIRECT_BYTES && spans.len() > DIRECT_RUNS;
-            if !job.check && !short && stored.widen.is_none() {
-                for span in &job.spans[spans.clone()] {
-                    let slot = job.taken.slots[(span.step - job.taken.unit.first_step) as usize] as usize;
-                    let at = slot * self.layout.slot_bytes + placed.offset + span.row as usize * bytes;
-                    let offset = buffer + block.row_of(span.index) * bytes as u64;
-                    let part = Part { region: SLAB, at, bytes: (span.count as usize * bytes) as u32 };
-                    reads.push(offset, part, span.index..span.index + u64::from(span.count));
-                }
-                continue;
+        let placed = &self.layout.columns[column];
+        let stored = match evolve::stored(block.upgrade.as_deref(), placed) {
+            Ok(stored) => stored,
+            Err(element) => return job.defaults.push(DefaultRows::new(column, placed, element, spans)),
+        };
+        let bytes = stored.row_bytes;
+        let buffer = block.block.body + column_at(block.segment.schema(), block.block.rows, stored.at);
+        let run_bytes = bytes * rows as usize / spans.len();
+        let short = run_bytes < DIRECT_BYTES && spans.len() > DIRECT_RUNS;
+        if !job.check && !short && stored.widen.is_none() {
+            for span in &job.spans[spans] {
+                let slot = job.taken.slots[(span.step - job.taken.unit.first_step) as usize] as usize;
+                let at = slot * self.layout.slot_bytes + placed.offset + span.row as usize * bytes;
+                let offset = buffer + block.row_of(span.index) * bytes as u64;
+                let part = Part { region: SLAB, at, bytes: (span.count as usize * bytes) as u32 };
+                reads.push(offset, part, span.index..span.index + u64::from(span.count));
             }
-            let (mut start, mut end) = (row * bytes, (row + count) * bytes);
-            if job.check {
-                start = start / PIECE_BYTES * PIECE_BYTES;
-                end = end.next_multiple_of(PIECE_BYTES).min(block.block.rows as usize * bytes);
+            return;
+        }
+        let (mut start, mut end) = (row * bytes, (row + count) * bytes);
+        if job.check {
+            start = start / PIECE_BYTES * PIECE_BYTES;
+            end = end.next_multiple_of(PIECE_BYTES).min(block.block.rows as usize * bytes);
+            if job.scratch_used + (end - start) > self.scratch_bytes {
+                return job.apart.push(Apart { column, stored, block: block.clone(), spans });
             }
-            let at = job.scratch + job.scratch_used;
-            job.scratch_used += end - start;
-            debug_assert!(job.scratch_used <= self.scratch_bytes, "scratch of a job overflows");
-            let part = Part { region: SCRATCH, at, bytes: (end - start) as u32 };
-            reads.push(buffer + start as u64, part, samples.clone());
-            let rows_at = at + row * bytes - start;
-            job.copies.push(CopyOut {
-                column: c,
-                at: rows_at,
-                lo: samples.start,
-                spans: spans.clone(),
-                row_bytes: bytes,
-                widen: stored.widen,
-            });
-            if job.check {
-                job.checks.push(Check {
-                    stored_at: stored.at,
-                    row_bytes: bytes,
-                    at,
-                    bytes: end - start,
-                    first_piece: start / PIECE_BYTES,
-                    block: block.clone(),
-                    samples: samples.clone(),
-                });
-            }
+        }
+        let at = job.scratch + job.scratch_used;
+        job.scratch_used += end - start;
+        assert!(job.scratch_used <= self.scratch_bytes, "scratch of a job overflows");
+        let part = Part { region: SCRATCH, at, bytes: (end - start) as u32 };
+        reads.push(buffer + start as u64, part, samples.clone());
+        let rows_at = at + row * bytes - start;
+        let (row_bytes, widen) = (bytes, stored.widen);
+        job.copies.push(CopyOut { column, at: rows_at, lo: samples.start, spans, row_bytes, widen });
+        if job.check {
+            let (stored_at, bytes, first_piece) = (stored.at, end - start, start / PIECE_BYTES);
+            job.checks.push(Check { stored_at, row_bytes, at, bytes, first_piece, block: block.clone(), samples });
         }
     }
 
@@ -356,6 +387,12 @@ impl Assembler {
             for at in 0..job.checks.len() {
                 self.check(job, at, bad);
             }
+        }
+        if !job.apart.is_empty() {
+            let Job { taken, apart, spans, failed, .. } = job;
+            let slot_bytes = self.layout.slot_bytes;
+            let slot_of = |span: &Run| taken.slots[(span.step - taken.unit.first_step) as usize] as usize * slot_bytes;
+            apart::fill(apart, spans, &slot_of, (&self.layout, &self.slab), bad, failed);
         }
     }
 

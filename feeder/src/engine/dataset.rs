@@ -2,21 +2,25 @@
 //!
 //! A dataset is a topic's view and a list of windows over it. For a bare topic the windows are "all records now in the
 //! topic", fixed when the job starts and kept in its states; a resumed job gets the windows of its state, checked against
-//! the topic as it is now: same incarnation, nothing missing. While it lives, a dataset guards what it reads.
+//! the topic as it is now: same incarnation, nothing missing. For a version (`name@v1`) they are the version's, in one
+//! window, and states name it instead. While it lives, a dataset guards what it reads.
 //!
 //! All records are read under one schema version of the topic: the newest when the job starts, that of its state when it
-//! is resumed, so that a topic which has grown in between changes no tensor's type. Records stored under another version
-//! are upgraded as they are read.
+//! is resumed, that of a dataset version, so that a topic which has grown in between changes no tensor's type. Records
+//! stored under another version are upgraded as they are read.
 
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use cursorstore::{Extent, State, TopicName, Window, WindowList};
+use cursorstore::position::BadTopicName;
+use cursorstore::records::DatasetVersion;
+use cursorstore::{Extent, PinnedRef, State, TopicName, Window, WindowList};
 
 use super::evolve;
 use super::layout::SlotLayout;
+use crate::catalogue::{self, Catalogue, Lines};
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::{Guard, PIECE_BYTES, Root, SegmentView, Topic, TopicView, block_rows, column_at, crc32c};
 use crate::reader::ReadFile;
@@ -31,7 +35,9 @@ pub struct Dataset {
     root: PathBuf,
     topic: Topic,
     view: TopicView,
+    /// None for a version, whose states name it.
     windows: Vec<Window>,
+    pinned: Option<PinnedRef>,
     line: WindowList,
     /// What records are read as.
     under: SchemaVersion,
@@ -50,6 +56,31 @@ struct Files {
 }
 
 impl Dataset {
+    /// The records that `name` means under `root`: those of a dataset version if there is an `@` in it (`clean@v1`,
+    /// `clean@prod`), else all that are now in the topic of that name.
+    pub fn named(root: &Path, name: &str) -> Result<Self> {
+        if name.contains('@') {
+            let catalogue = Catalogue::open(root)?;
+            return Self::of_version(&catalogue, &catalogue.resolve(name)?);
+        }
+        let wrong = |error: BadTopicName| Error::invalid(error.to_string());
+        Self::all_of(root, &name.parse().map_err(wrong)?)
+    }
+
+    /// The records of a dataset version, all of which must still be there.
+    pub fn of_version(catalogue: &Catalogue, version: &DatasetVersion) -> Result<Self> {
+        let root = catalogue.path();
+        let topic = Root::open(&root)?.topic(&version.topic)?;
+        let view = topic.view()?;
+        let Lines { window, lowest } = catalogue.lines(version, &view)?;
+        let under = catalogue::schema_of(version, &view)?;
+        let guard = guard(&topic, &lowest)?;
+        let line = WindowList::new(&[window]);
+        let (windows, pinned) = (Vec::new(), Some(catalogue::pinned_ref(version)));
+        let (upgrades, files) = (Mutex::default(), Mutex::default());
+        Ok(Self { root, topic, view, windows, pinned, line, under, upgrades, guard, files })
+    }
+
     /// All records now in the topic `name` under `root`.
     pub fn all_of(root: &Path, name: &TopicName) -> Result<Self> {
         let topic = Root::open(root)?.topic(name)?;
@@ -121,14 +152,9 @@ impl Dataset {
                 *lowest = extent.from.min(*lowest);
             }
         }
-        let guard = match topic.guard(&lowest) {
-            Ok(guard) => Some(guard),
-            // Whoever may only read the topic cannot hold it either; a read of a removed segment is then an error.
-            Err(error) if error.kind() == ErrorKind::Permission => None,
-            Err(error) => return Err(error),
-        };
+        let guard = guard(&topic, &lowest)?;
         let (upgrades, files) = (Mutex::default(), Mutex::default());
-        Ok(Self { root, topic, view, windows, line, under, upgrades, guard, files })
+        Ok(Self { root, topic, view, windows, pinned: None, line, under, upgrades, guard, files })
     }
 
     /// Lets go of what is guarded and of all files: nothing more will be read.
@@ -171,9 +197,54 @@ impl Dataset {
         block_rows(&self.under.schema, self.topic.options().block_bytes)
     }
 
-    /// The windows trained on.
+    /// The windows trained on, as states keep them: none for a version.
     pub fn windows(&self) -> &[Window] {
         &self.windows
+    }
+
+    /// The dataset version trained on; `None` for a bare topic.
+    pub fn pinned(&self) -> Option<&PinnedRef> {
+        self.pinned.as_ref()
+    }
+
+    /// What to give a loader to read this: `clean@v1`, or the topic's name.
+    pub fn reference(&self) -> String {
+        self.pinned.as_ref().map_or_else(|| self.topic.name().to_string(), |pinned| pinned.version.clone())
+    }
+
+    /// Refuses a state that is over something else: other records, or this version under its name but with another content.
+    /// Says what to give a loader for it.
+    pub(super) fn check_state(&self, state: &State) -> Result<()> {
+        let ours = self.reference();
+        let theirs = state.dataset.as_ref().map_or_else(|| state.topic.to_string(), |pinned| pinned.version.clone());
+        let mismatch = |text: String, hint: String| Err(Error::new(ErrorKind::StateMismatch, text).with_hint(hint));
+        match (&state.dataset, &self.pinned) {
+            (None, None) if state.topic == *self.topic.name() => Ok(()),
+            (Some(state), Some(pinned)) if state == pinned => Ok(()),
+            (Some(state), Some(pinned)) if state.version == pinned.version => mismatch(
+                format!(
+                    "the dataset version was unpinned and made again with other records since the state was saved: version={ours} state={} version_now={}",
+                    state.fingerprint, pinned.fingerprint
+                ),
+                "go on from a checkpoint made since, or restore the folder 'store' of the root from a copy".into(),
+            ),
+            (Some(_), _) => {
+                // A version that is gone says so, and which ones there are.
+                let found = Catalogue::open(&self.root).and_then(|catalogue| catalogue.resolve(&theirs));
+                let text = format!("the state is of another dataset than this loader: state={theirs} loader={ours}");
+                match found {
+                    Ok(_) => mismatch(text, format!("forebay.DataLoader({theirs:?}, ...)")),
+                    Err(error) if error.kind() == ErrorKind::NotFound => {
+                        Err(Error::new(ErrorKind::StateMismatch, text).with_source(error))
+                    }
+                    Err(error) => Err(error),
+                }
+            }
+            (None, _) => mismatch(
+                format!("the state is of another topic than this loader: state={theirs} loader={ours}"),
+                format!("forebay.DataLoader({theirs:?}, ...)"),
+            ),
+        }
     }
 
     /// The windows on a line.
@@ -276,6 +347,16 @@ impl Dataset {
             columns.push(value);
         }
         Ok(Sample::Good(columns))
+    }
+}
+
+/// Holds a topic's records from these offsets on. Whoever may only read the topic cannot hold it; a read of a removed
+/// segment is then an error.
+fn guard(topic: &Topic, lowest: &[u64]) -> Result<Option<Guard>> {
+    match topic.guard(lowest) {
+        Ok(guard) => Ok(Some(guard)),
+        Err(error) if error.kind() == ErrorKind::Permission => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

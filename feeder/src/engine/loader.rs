@@ -206,9 +206,12 @@ impl Loader {
                 }
             }
         };
-        let windows = self.dataset.windows().to_vec();
-        let state = State::new(self.dataset.name().clone(), windows, self.key.clone(), cursor);
-        Ok(state.under_schema(self.dataset.schema_number()))
+        let (topic, key) = (self.dataset.name().clone(), self.key.clone());
+        Ok(match self.dataset.pinned() {
+            Some(pinned) => State::pinned(topic, pinned.clone(), key, cursor),
+            None => State::new(topic, self.dataset.windows().to_vec(), key, cursor)
+                .under_schema(self.dataset.schema_number()),
+        })
     }
 
     /// Sets the cursor back to after `consumed` batches of this iteration, as if the others had never been taken.
@@ -226,12 +229,7 @@ impl Loader {
                 format!("the state is of another {what} than this loader: state={state} loader={here}"),
             ))
         };
-        if state.topic != *self.dataset.name() {
-            return mismatch("topic", &state.topic, self.dataset.name());
-        }
-        if let Some(dataset) = &state.dataset {
-            return mismatch("dataset", &dataset.version, self.dataset.name());
-        }
+        self.dataset.check_state(state)?;
         if state.plan.version != PLAN_VERSION {
             return mismatch("version of the order", &state.plan.version, &PLAN_VERSION);
         }
@@ -253,24 +251,33 @@ impl Loader {
         }
         check_epoch(state.cursor.epoch)?;
         settings::check_plan(Some(state.plan.lanes), Some(state.plan.chunk), Some(state.plan.pool))?;
-        let same_schema = state.schema == self.dataset.schema_number();
+        // That of a version stands in the version.
+        let same_schema = state.dataset.is_some() || state.schema == self.dataset.schema_number();
         if state.windows != self.dataset.windows() || state.plan != self.key || !same_schema {
-            let dataset = self.dataset.of_state(state)?;
-            let (names, rows) = (self.settings.columns.as_deref(), self.settings.rank_batch());
-            let layout = SlotLayout::new(dataset.schema(), names, rows).map_err(|error| {
-                let text = format!("the state is of schema version {} of its topic: {error}", state.schema);
-                Error::new(ErrorKind::StateMismatch, text)
-                    .with_hint("take the columns that the job began with, or begin a new one")
-            })?;
-            self.check_size(dataset.line().total(), &layout)?;
-            self.layout = Arc::new(layout);
-            self.dataset = Arc::new(dataset);
+            if state.dataset.is_none() {
+                self.take_records(state)?;
+            }
             self.key = state.plan.clone();
             self.stop();
         }
         self.cursor = state.cursor;
         self.begun = state.cursor;
         self.phase = Phase::Fresh { named: false };
+        Ok(())
+    }
+
+    /// Takes the records of a topic that a state is over, and reads them as the state's job did.
+    fn take_records(&mut self, state: &State) -> Result<()> {
+        let dataset = self.dataset.of_state(state)?;
+        let (names, rows) = (self.settings.columns.as_deref(), self.settings.rank_batch());
+        let layout = SlotLayout::new(dataset.schema(), names, rows).map_err(|error| {
+            let text = format!("the state is of schema version {} of its topic: {error}", state.schema);
+            Error::new(ErrorKind::StateMismatch, text)
+                .with_hint("take the columns that the job began with, or begin a new one")
+        })?;
+        self.check_size(dataset.line().total(), &layout)?;
+        self.layout = Arc::new(layout);
+        self.dataset = Arc::new(dataset);
         Ok(())
     }
 

@@ -28,9 +28,9 @@ mod layout;
 
 mod feed;
 
-mod reads;
-
+mod apart;
 mod assemble;
+mod reads;
 
 mod pump;
 

@@ -1,30 +1,22 @@
-//! Reads under construction: what follows closely enough is joined to the last one, over a gap that lands in junk.
+//! Parts become reads: what follows closely enough in a file is read by one call.
 
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::assemble::{JUNK, JUNK_BYTES};
 use crate::reader::{MAX_PARTS, Part, Read, ReadFile};
 
-/// Gaps up to this size are read over, into the junk buffer.
-pub(super) const JUNK_BYTES: usize = 16 << 10;
 /// A read ends before it grows beyond this, unless one row is larger.
 const READ_BYTES: u64 = 2 << 20;
 
-/// Indices of the regions given to the block reader.
-pub(super) const SLAB: u32 = 0;
-pub(super) const SCRATCH: u32 = 1;
-pub(super) const JUNK: u32 = 2;
-
-/// See the module.
+/// Reads under construction: what follows closely enough is joined to the last one.
 pub(super) struct Reads<'a> {
     pub(super) out: &'a mut Vec<Read>,
     /// The samples of each of this job's reads.
     pub(super) ranges: &'a mut Vec<Range<u64>>,
     pub(super) spare: &'a mut Vec<Vec<Part>>,
-    /// File offset one past the read made last.
     pub(super) end: &'a mut u64,
     pub(super) file: &'a Arc<ReadFile>,
-    /// The job's number.
     pub(super) number: usize,
 }
 

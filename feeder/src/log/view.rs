@@ -13,6 +13,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use arrow_buffer::Buffer;
 use cursorstore::{Incarnation, TopicName};
 
 use super::Identity;
@@ -271,6 +272,20 @@ impl SegmentView {
         }
     }
 
+    /// The checksums of a block and the times of its first and last append, from its header, which is verified. `file` is
+    /// [the segment's](Self::file).
+    pub fn about(&self, file: &File, block: &BlockRef) -> Result<(BlockSums, (u64, u64))> {
+        let header = self.header(file, block)?;
+        Ok((header.sums, header.meta.time_ms))
+    }
+
+    /// Reads some columns of a block, by their numbers, and verifies them. `file` is [the segment's](Self::file).
+    pub fn read_columns(&self, file: &File, block: &BlockRef, columns: &[usize]) -> Result<Vec<Buffer>> {
+        let header = self.header(file, block)?;
+        let read = |&number| block::read_column(file, &self.schema, &header, number);
+        columns.iter().map(read).collect::<Result<_, _>>().map_err(|why| self.bad_body(block, why))
+    }
+
     /// Reads the rows of a block and verifies them.
     pub fn read(&self, block: &BlockRef) -> Result<Rows> {
         self.read_from(&*self.file()?, block)
@@ -305,12 +320,17 @@ impl SegmentView {
         }
     }
 
-    pub(super) fn read_from(&self, file: &File, block: &BlockRef) -> Result<Rows> {
+    /// Reads the rows of a block and verifies them. `file` is [the segment's](Self::file).
+    pub fn read_from(&self, file: &File, block: &BlockRef) -> Result<Rows> {
         let header = self.header(file, block)?;
-        block::read_rows(file, &self.schema, &header).map_err(|why| match why {
+        block::read_rows(file, &self.schema, &header).map_err(|why| self.bad_body(block, why))
+    }
+
+    fn bad_body(&self, block: &BlockRef, why: BadBody) -> Error {
+        match why {
             BadBody::Sum { column, piece } => self.bad_piece(block, column, piece),
             BadBody::Io(error) => self.io(error),
-        })
+        }
     }
 
     /// The error for a piece of a column whose checksum is wrong: what a reader reports that verifies for itself.

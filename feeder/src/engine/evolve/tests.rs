@@ -8,10 +8,10 @@ use cursorstore::Cursor;
 use slab::{Shape, Slab};
 
 use crate::engine::Dataset;
-use crate::engine::assemble::{Assembler, Job};
+use crate::engine::assemble::{Assembler, JUNK_BYTES, Job};
 use crate::engine::feed::{CODE_FAILED, Course, Feed, Take};
 use crate::engine::layout::SlotLayout;
-use crate::engine::reads::{JUNK_BYTES, parse_token};
+use crate::engine::reads::parse_token;
 use crate::log::{Root, TopicOptions, WriterOptions};
 use crate::plan::{self, Line, PlanKey, Share, Tail};
 use crate::reader::testing::{Script, ScriptedReader};

@@ -150,7 +150,7 @@ fn child_may_read_only() {
         topic.guard(&[0]).unwrap_err(),
         root.create_topic(&"other".parse().unwrap(), topic.schema(), &TopicOptions::default()).unwrap_err(),
         root.remove_topic(topic.name()).unwrap_err(),
-        topic.retain(&crate::log::Retention::default(), 0, &|_| None).unwrap_err(),
+        topic.retain(&crate::log::Retention::default(), 0, &|_| Ok(None)).unwrap_err(),
     ];
     for error in kinds {
         assert_eq!(error.kind(), ErrorKind::Permission, "{}", error.report());
