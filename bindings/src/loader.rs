@@ -105,7 +105,7 @@ impl Inner {
 
 impl Core {
     fn check_process(&self) -> PyResult<()> {
-        let here = std::process::id();
+        let here = slab::process::id();
         if here == self.pid {
             return Ok(());
         }
@@ -221,7 +221,7 @@ impl PyLoader {
         let loader = py.detach(|| Loader::new(dataset, settings)).or_raise()?;
         let core = Core {
             inner: Mutex::new(Inner { loader, live: Weak::new() }),
-            pid: std::process::id(),
+            pid: slab::process::id(),
             closed: AtomicBool::new(false),
             timeout: timeout.filter(|timeout| !timeout.is_zero()),
             output,

@@ -437,8 +437,7 @@ def test_data_that_are_gone_are_named_with_the_way_out(own: Path) -> None:
         harness.take(loader, 1)
         loader.commit(2)
     assert latest(own) == 2
-    for topic in ("rm",):
-        harness.cli("topic", topic, "small", "--yes", "--root", own)
+    harness.cli("topic", "rm", "small", "--yes", "--force", "--root", own)  # kept checkpoints hold it back
     harness.make_topic(own, "small", [70, 41], partitions=2)
     with pytest.raises(forebay.StateMismatchError, match="deleted and made again"):
         iter(loader_of(own))

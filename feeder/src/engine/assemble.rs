@@ -33,6 +33,9 @@ const DIRECT_RUNS: usize = 4;
 /// Rows from this size on are copied past the cache.
 const STREAMING_BYTES: usize = 256;
 
+/// Files that a thread keeps at hand, beyond those that the dataset holds open.
+const FILES_KEPT: usize = 16;
+
 /// Indices of the regions given to the block reader.
 pub(super) const SLAB: u32 = 0;
 pub(super) const SCRATCH: u32 = 1;
@@ -60,6 +63,14 @@ pub(super) struct Job {
     /// Checked rows that the scratch has no room for.
     apart: Vec<Apart>,
     failed: Vec<(Range<u64>, Failure)>,
+    copied_bytes: u64,
+}
+
+impl Job {
+    /// Bytes that the unit's rows took through the scratch.
+    pub(super) fn copied_bytes(&self) -> u64 {
+        self.copied_bytes
+    }
 }
 
 /// Rows of one column that wait in the scratch.
@@ -112,6 +123,14 @@ impl BlockSpan {
     }
 }
 
+/// A segment with its open file, and how its rows become those of the schema read under.
+#[derive(Clone)]
+struct Kept {
+    segment: Arc<SegmentView>,
+    file: Arc<ReadFile>,
+    upgrade: Option<Arc<Upgrade>>,
+}
+
 /// A sample whose bytes are not what was written, with the reason.
 pub(super) struct BadSample {
     pub(super) index: u64,
@@ -127,6 +146,8 @@ pub(super) struct Assembler {
     scratch: Region,
     scratch_bytes: usize,
     block: Option<BlockSpan>,
+    /// Segments used before, by a number made of where their views lie.
+    kept: [Option<Kept>; FILES_KEPT],
     /// The parts of one block whose reads are still to be made, each with its first span.
     group: Vec<(usize, BlockSpan)>,
     /// Part lists that came back with their reads.
@@ -160,6 +181,7 @@ impl Assembler {
             scratch,
             scratch_bytes,
             block: None,
+            kept: Default::default(),
             group: Vec::new(),
             spare: Vec::new(),
             read_end: 0,
@@ -186,6 +208,7 @@ impl Assembler {
         job.checks.clear();
         job.apart.clear();
         job.failed.clear();
+        job.copied_bytes = 0;
         let first_read = out.len();
         self.group.clear();
         for at in 0..job.taken.unit.runs.len() {
@@ -229,14 +252,24 @@ impl Assembler {
         out.push(Read { file: block.file.clone(), offset: block.block.header, parts, token: token(number, 0) });
     }
 
-    fn locate(&self, index: u64) -> Result<BlockSpan> {
+    fn locate(&mut self, index: u64) -> Result<BlockSpan> {
         let (partition, segment, offset, count) = self.dataset.segment(index, u64::MAX)?;
-        let file = self.dataset.file(partition, &segment)?;
         let block = segment.block_of(offset)?;
         let first_row = offset - block.base;
         let end = index + count.min(u64::from(block.rows) - first_row);
-        let upgrade = self.dataset.upgrade(&segment)?;
+        let Kept { file, upgrade, .. } = self.kept(partition, &segment)?.clone();
         Ok(BlockSpan { segment, file, block, first: index, end, first_row, upgrade })
+    }
+
+    /// What reading a segment needs; of those used last without a lock.
+    fn kept(&mut self, partition: u32, segment: &Arc<SegmentView>) -> Result<&Kept> {
+        let place = &mut self.kept[(Arc::as_ptr(segment).addr() / size_of::<SegmentView>()) % FILES_KEPT];
+        if !place.as_ref().is_some_and(|kept| Arc::ptr_eq(&kept.segment, segment)) {
+            let (file, upgrade) = (self.dataset.file(partition, segment)?, self.dataset.upgrade(segment)?);
+            *place = None;
+            return Ok(place.insert(Kept { segment: segment.clone(), file, upgrade }));
+        }
+        Ok(place.as_mut().expect("just looked at"))
     }
 
     /// The reads of the spans of `self.group`, which lie in one block: column after column, so that offsets grow.
@@ -333,6 +366,7 @@ impl Assembler {
             let placed = &self.layout.columns[copy.column];
             for span in &job.spans[copy.spans.clone()] {
                 let bytes = span.count as usize * copy.row_bytes;
+                job.copied_bytes += bytes as u64;
                 let from = copy.at + (span.index - copy.lo) as usize * copy.row_bytes;
                 let slot = job.taken.slots[(span.step - job.taken.unit.first_step) as usize] as usize;
                 let at = slot * self.layout.slot_bytes + placed.offset + span.row as usize * placed.row_bytes;
@@ -418,7 +452,8 @@ impl Assembler {
 
     /// Fails the steps that needed what could not be read, and counts everything as there. The caller then calls
     /// [`Feed::done`].
-    pub(super) fn count(&self, job: &mut Job, feed: &Feed) {
+    pub(super) fn count(job: &mut Job, feed: &Feed) {
+        job.taken.count_rows();
         for (samples, failure) in job.failed.drain(..) {
             for span in &job.spans {
                 if span.index < samples.end && samples.start < span.index + u64::from(span.count) {
@@ -426,20 +461,16 @@ impl Assembler {
                 }
             }
         }
-        for span in &job.spans {
-            let slot = job.taken.slots[(span.step - job.taken.unit.first_step) as usize];
-            feed.arrived(slot, u64::from(span.count) * self.layout.row_bytes as u64);
-        }
     }
 
     /// Fails every step of a unit whose reads could not even be made.
-    pub(super) fn give_up(&self, job: &mut Job, error: &Error, feed: &Feed) {
+    pub(super) fn give_up(job: &mut Job, error: &Error, feed: &Feed) {
         job.spans.clear();
         job.spans.extend(job.taken.unit.runs.iter().cloned());
         job.failed.clear();
         let unit = &job.taken.unit;
         job.failed.push((unit.from..unit.from + u64::from(unit.count), Failure::of(error)));
-        self.count(job, feed);
+        Self::count(job, feed);
     }
 }
 

@@ -42,6 +42,9 @@ pub mod stats;
 
 pub mod loader;
 
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+
 pub use batch::{Batch, BatchColumn, Owner};
 pub use dataset::{Dataset, check_retained};
 pub use loader::{Loader, Step};
