@@ -112,7 +112,8 @@ impl BatchIterator {
     fn wait(&self, py: Python<'_>) -> PyResult<Option<Batch>> {
         self.core.check_process()?;
         let Some(token) = self.token() else { return Ok(None) };
-        if self.core.with(py, |inner| inner.was_moved(&token))? {
+        let drawn_from = self.handed_out.load(Ordering::Relaxed) > 0;
+        if !drawn_from && self.core.with(py, |inner| inner.was_moved(&token))? {
             self.core
                 .apart(py, |inner| if inner.was_moved(&token) { inner.loader.begin() } else { Ok(()) })?
                 .or_raise()?;
