@@ -245,7 +245,9 @@ impl PyLoader {
     fn load(&self, py: Python<'_>, state: &str) -> PyResult<()> {
         let state = State::decode(state).map_err(|error| {
             let kind = match error {
-                StateError::Newer { .. } | StateError::Inconsistent { .. } => ErrorKind::StateMismatch,
+                StateError::Newer { .. } | StateError::NoVersion { .. } | StateError::Inconsistent { .. } => {
+                    ErrorKind::StateMismatch
+                }
                 _ => ErrorKind::Invalid,
             };
             raise(&Error::new(kind, error.to_string()).with_source(error))
