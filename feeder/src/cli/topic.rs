@@ -301,7 +301,10 @@ fn verify(topic: &Topic, console: &mut Console<'_>) -> Result<(), Failure> {
     match report.is_good() {
         true => Ok(()),
         false => Err(Error::corrupt(format!("the topic is damaged: topic={} rows={lost}", topic.name()))
-            .with_hint("keep the files for a look; remove the topic and ingest it again, or restore the segment files")
+            .with_hint(match lost {
+                0 => "all rows can still be read; restore the segment files from a copy, or ingest again into a new topic",
+                _ => "keep the files for a look; remove the topic and ingest it again, or restore the segment files",
+            })
             .into()),
     }
 }

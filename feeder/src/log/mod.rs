@@ -54,7 +54,7 @@ pub use root::Root;
 pub use sums::{BlockSums, crc32c};
 pub use topic::{Topic, TopicOptions};
 pub use verify::{Problem, VerifyProgress, VerifyReport};
-pub use view::{PartitionView, SegmentView, TopicView};
+pub use view::{Found, PartitionView, SegmentView, TopicView};
 pub use writer::{Fsync, GROUP_BYTES_MAX, Writer, WriterOptions};
 
 use crate::error::{Error, ErrorKind, Result};

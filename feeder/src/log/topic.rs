@@ -313,7 +313,7 @@ impl Topic {
         };
         match footer::read(&file, &self.inner.schema, &identity, base) {
             Ok(footer) => Ok(Some(footer.end)),
-            Err(footer::NoFooter::Bad(_)) => {
+            Err(footer::NoFooter::Bad(_) | footer::NoFooter::Foreign(_)) => {
                 let place = Place { dir, schema: &self.inner.schema, identity: &identity };
                 place.walk_sealed(base, &mut HashMap::new()).map(Some)
             }
