@@ -4,7 +4,7 @@
 //! topic", fixed when the job starts and kept in its states; a resumed job gets the windows of its state, checked against
 //! the topic as it is now: same incarnation, nothing missing. While it lives, a dataset guards what it reads.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -30,6 +30,22 @@ pub struct Dataset {
     /// Keeps retention away; `None` where the topic's folder cannot be written, and once the job is over.
     guard: Option<Guard>,
     files: Mutex<Files>,
+    notices: Mutex<Notices>,
+}
+
+/// What users should know of the records, each thing once.
+#[derive(Default)]
+struct Notices {
+    told: HashSet<String>,
+    new: Vec<String>,
+}
+
+impl Notices {
+    fn tell(&mut self, text: &str) {
+        if self.told.insert(text.to_owned()) {
+            self.new.push(text.to_owned());
+        }
+    }
 }
 
 /// Open segment files by (partition, base), the least recently opened one closed first.
@@ -101,10 +117,16 @@ impl Dataset {
         let guard = match topic.guard(&lowest) {
             Ok(guard) => Some(guard),
             // Whoever may only read the topic cannot hold it either; a read of a removed segment is then an error.
-            Err(error) if error.kind() == ErrorKind::Permission => None,
+            Err(error) if error.kind() == ErrorKind::Permission => {
+                notices.tell(&format!(
+                    "the topic's folder cannot be written, so nothing keeps its records from being deleted while they are read: {error}"
+                ));
+                None
+            }
             Err(error) => return Err(error),
         };
-        Ok(Self { root, topic, view, windows, line, guard, files: Mutex::default() })
+        let (files, notices) = (Mutex::default(), Mutex::new(notices));
+        Ok(Self { root, topic, view, windows, line, guard, files, notices })
     }
 
     /// Lets go of what is guarded and of all files: nothing more will be read.
@@ -122,6 +144,7 @@ impl Dataset {
     pub fn schema(&self) -> &Arc<Schema> {
         &self.view.schema
     }
+        let mut notices = Notices::default();
 
     /// Rows of a full block.
     pub(super) fn block_rows(&self) -> u32 {
@@ -137,6 +160,12 @@ impl Dataset {
     pub fn line(&self) -> &WindowList {
         &self.line
     }
+    /// Lines that the user should read once: what of the topic is damaged though it can be read, that it is not guarded.
+    /// Taken, not kept.
+    pub(super) fn take_notices(&self) -> Vec<String> {
+        std::mem::take(&mut self.notices.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).new)
+    }
+
 
     /// The segment that holds the record at line index `index`, the record's offset, and how many of `count` records
     /// follow from there in that segment and extent.
