@@ -55,6 +55,30 @@ struct Files {
     tick: u64,
 }
 
+impl Files {
+    fn find(&mut self, key: (u32, u64)) -> Option<Arc<ReadFile>> {
+        self.tick += 1;
+        let tick = self.tick;
+        self.open.get_mut(&key).map(|(used, file)| {
+            *used = tick;
+            file.clone()
+        })
+    }
+
+    /// Keeps a file that was opened; gives the one that another thread opened meanwhile, if there is one.
+    fn keep(&mut self, key: (u32, u64), file: Arc<ReadFile>) -> Arc<ReadFile> {
+        if let Some(file) = self.find(key) {
+            return file;
+        }
+        if self.open.len() >= OPEN_FILES_MAX {
+            let oldest = self.open.iter().min_by_key(|(_, (used, _))| *used).map(|(key, _)| *key);
+            oldest.and_then(|key| self.open.remove(&key));
+        }
+        self.open.insert(key, (self.tick, file.clone()));
+        file
+    }
+}
+
 impl Dataset {
     /// All records now in the topic `name` under `root`.
     pub fn all_of(root: &Path, name: &TopicName) -> Result<Self> {
@@ -182,25 +206,22 @@ impl Dataset {
 
     /// The open file of a segment.
     pub(super) fn file(&self, partition: u32, segment: &SegmentView) -> Result<Arc<ReadFile>> {
-        let mut files = self.files.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        files.tick += 1;
-        let tick = files.tick;
-        if let Some((used, file)) = files.open.get_mut(&(partition, segment.base)) {
-            *used = tick;
-            return Ok(file.clone());
+        let key = (partition, segment.base);
+        let files = || self.files.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(file) = files().find(key) {
+            return Ok(file);
         }
-        if files.open.len() >= OPEN_FILES_MAX {
-            let oldest = files.open.iter().min_by_key(|(_, (used, _))| *used).map(|(key, _)| *key);
-            oldest.and_then(|key| files.open.remove(&key));
-        }
+        // Not under the lock: a file system that hangs would hold up all who read other files.
         let file = segment.file()?;
         segment.check_owner(&file)?;
         let file = Arc::try_unwrap(file).or_else(|shared| shared.try_clone());
         let file =
             file.map_err(|error| Error::io(format!("cannot open segment: path={}", segment.path.display()), error))?;
         let file = Arc::new(ReadFile::from_file(file, &segment.path));
-        files.open.insert((partition, segment.base), (tick, file.clone()));
-        Ok(file)
+        if let Some(damage) = segment.footer_damage()? {
+            self.notices.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).tell(damage);
+        }
+        Ok(files().keep(key, file))
     }
 
     /// Sample `index` of the line: the columns named, or all, each with its bytes, compared with their checksums.
