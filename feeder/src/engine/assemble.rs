@@ -12,8 +12,8 @@ use std::sync::Arc;
 use super::Dataset;
 use super::feed::{Failure, Feed, Taken};
 use super::layout::SlotLayout;
-use crate::error::{Error, Result};
-use crate::log::{BlockRef, BlockSums, PIECE_BYTES, SegmentView, column_at, crc32c};
+use crate::error::{Error, ErrorKind, Result};
+use crate::log::{BlockRef, BlockSums, Found, PIECE_BYTES, SegmentView, column_at, crc32c};
 use crate::plan::Run;
 use crate::reader::{MAX_PARTS, Part, Read, ReadError, ReadFile, Region, fence};
 
@@ -50,6 +50,8 @@ pub(super) struct Job {
     spans: Vec<Run>,
     copies: Vec<CopyOut>,
     checks: Vec<Check>,
+    /// Rows of a unit to be checked that no block holds any more, with the reason: bad ones, of which nothing is read.
+    lost: Vec<(Run, String)>,
     failed: Vec<(Range<u64>, Failure)>,
 }
 
@@ -89,6 +91,16 @@ impl BlockSpan {
     fn row_of(&self, index: u64) -> u64 {
         self.first_row + (index - self.first)
     }
+}
+
+/// Where samples of the line are.
+enum Located {
+    Block(BlockSpan),
+    /// Nowhere: samples up to `end` are lost to damage.
+    Lost {
+        end: u64,
+        error: Error,
+    },
 }
 
 /// A sample whose bytes are not what was written, with the reason.
@@ -157,6 +169,7 @@ impl Assembler {
         job.spans.clear();
         job.copies.clear();
         job.checks.clear();
+        job.lost.clear();
         job.failed.clear();
         let first_read = out.len();
         let mut piece = 0;
@@ -167,7 +180,18 @@ impl Assembler {
                 if !inside {
                     self.make_reads(job, piece, number, out);
                     piece = job.spans.len();
-                    self.block = Some(self.locate(run.index)?);
+                    self.block = match self.locate(run.index)? {
+                        Located::Block(block) => Some(block),
+                        Located::Lost { error, .. } if !job.check => return Err(error),
+                        Located::Lost { end, error } => {
+                            lose(job, &mut run, end, &error);
+                            piece = job.spans.len();
+                            None
+                        }
+                    };
+                    if self.block.is_none() {
+                        continue;
+                    }
                 }
                 let end = self.block.as_ref().map_or(run.index, |block| block.end);
                 let count = u64::from(run.count).min(end - run.index) as u32;
@@ -182,13 +206,16 @@ impl Assembler {
         Ok(())
     }
 
-    fn locate(&self, index: u64) -> Result<BlockSpan> {
+    fn locate(&self, index: u64) -> Result<Located> {
         let (partition, segment, offset, count) = self.dataset.segment(index, u64::MAX)?;
         let file = self.dataset.file(partition, &segment)?;
-        let block = segment.block_of(offset)?;
+        let block = match segment.find(offset)? {
+            Found::Block(block) => block,
+            Found::Lost { end, error } => return Ok(Located::Lost { end: index + count.min(end - offset), error }),
+        };
         let first_row = offset - block.base;
         let end = index + count.min(u64::from(block.rows) - first_row);
-        Ok(BlockSpan { segment, file, block, first: index, end, first_row })
+        Ok(Located::Block(BlockSpan { segment, file, block, first: index, end, first_row }))
     }
 
     /// The reads of `job.spans[from..]`, which lie in the current block.
@@ -282,6 +309,9 @@ impl Assembler {
                 self.check(job, at, bad);
             }
         }
+        for (span, why) in job.lost.drain(..) {
+            bad_rows(&span, span.index..span.index + u64::from(span.count), &why, bad);
+        }
     }
 
     fn check(&mut self, job: &mut Job, at: usize, bad: &mut Vec<BadSample>) {
@@ -292,6 +322,11 @@ impl Assembler {
             .filter(|(file, block, _)| *block == check.block.block && Arc::ptr_eq(file, &check.block.file));
         let sums = match known.map_or_else(|| check.block.segment.sums(&check.block.block), |(_, _, sums)| Ok(sums)) {
             Ok(sums) => sums,
+            // Without its header nothing can be said of a block's rows: all are as bad as those with a wrong checksum.
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                let why = error.report();
+                return job.spans.iter().for_each(|span| bad_rows(span, check.samples.clone(), &why, bad));
+            }
             Err(error) => return job.failed.push((check.samples.clone(), Failure::of(&error))),
         };
         let placed = &self.layout.columns[check.column];
@@ -363,6 +398,22 @@ impl Assembler {
         job.failed.push((unit.from..unit.from + u64::from(unit.count), Failure::of(error)));
         self.count(job, feed);
     }
+}
+
+/// Takes the samples before `end` out of `run`, as bad ones.
+fn lose(job: &mut Job, run: &mut Run, end: u64, error: &Error) {
+    let span = Run { count: u64::from(run.count).min(end - run.index) as u32, ..*run };
+    job.lost.push((span, error.report()));
+    job.spans.push(span);
+    run.index += u64::from(span.count);
+    run.row += span.count;
+    run.count -= span.count;
+}
+
+/// Adds those of a span's samples that are among `samples`.
+fn bad_rows(span: &Run, samples: Range<u64>, why: &str, bad: &mut Vec<BadSample>) {
+    let (from, to) = (span.index.max(samples.start), (span.index + u64::from(span.count)).min(samples.end));
+    bad.extend((from..to).map(|index| BadSample { index, span: *span, error: Error::corrupt(why) }));
 }
 
 /// The `seq` of the step that a run belongs to.

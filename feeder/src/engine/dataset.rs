@@ -13,7 +13,7 @@ use cursorstore::{Extent, State, TopicName, Window, WindowList};
 
 use super::layout::SlotLayout;
 use crate::error::{Error, ErrorKind, Result};
-use crate::log::{Guard, PIECE_BYTES, Root, SegmentView, Topic, TopicView, column_at, crc32c};
+use crate::log::{Found, Guard, PIECE_BYTES, Root, SegmentView, Topic, TopicView, column_at, crc32c};
 use crate::reader::ReadFile;
 use crate::schema::{Column, Schema};
 
@@ -138,6 +138,7 @@ impl Dataset {
                 *lowest = extent.from.min(*lowest);
             }
         }
+        let mut notices = Notices::default();
         let guard = match topic.guard(&lowest) {
             Ok(guard) => Some(guard),
             // Whoever may only read the topic cannot hold it either; a read of a removed segment is then an error.
@@ -159,6 +160,12 @@ impl Dataset {
         self.files = Mutex::default();
     }
 
+    /// Lines that the user should read once: what of the topic is damaged though it can be read, that it is not guarded.
+    /// Taken, not kept.
+    pub(super) fn take_notices(&self) -> Vec<String> {
+        std::mem::take(&mut self.notices.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).new)
+    }
+
     /// The topic's name.
     pub fn name(&self) -> &TopicName {
         self.topic.name()
@@ -168,7 +175,6 @@ impl Dataset {
     pub fn schema(&self) -> &Arc<Schema> {
         &self.view.schema
     }
-        let mut notices = Notices::default();
 
     /// Rows of a full block.
     pub(super) fn block_rows(&self) -> u32 {
@@ -184,12 +190,6 @@ impl Dataset {
     pub fn line(&self) -> &WindowList {
         &self.line
     }
-    /// Lines that the user should read once: what of the topic is damaged though it can be read, that it is not guarded.
-    /// Taken, not kept.
-    pub(super) fn take_notices(&self) -> Vec<String> {
-        std::mem::take(&mut self.notices.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).new)
-    }
-
 
     /// The segment that holds the record at line index `index`, the record's offset, and how many of `count` records
     /// follow from there in that segment and extent.
@@ -238,9 +238,18 @@ impl Dataset {
     pub(super) fn read_sample(&self, index: u64, layout: &SlotLayout) -> Result<Sample> {
         let (partition, segment, offset, count) = self.segment(index, u64::MAX)?;
         let file = self.file(partition, &segment)?;
-        let block = segment.block_of(offset)?;
+        let block = match segment.find(offset)? {
+            Found::Block(block) => block,
+            Found::Lost { end, error } => return Ok(Sample::Bad { error, rows: count.min(end - offset) }),
+        };
         let row = (offset - block.base) as usize;
-        let sums = segment.sums(&block)?;
+        let sums = match segment.sums(&block) {
+            Ok(sums) => sums,
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                return Ok(Sample::Bad { error, rows: count.min(block.end() - offset) });
+            }
+            Err(error) => return Err(error),
+        };
         let mut columns = Vec::with_capacity(layout.columns.len());
         for placed in &layout.columns {
             let (start, end) = (row * placed.row_bytes, (row + 1) * placed.row_bytes);

@@ -161,7 +161,13 @@ impl<'a> Pump<'a> {
             if let Err(error) = self.assembler.build(job, number, &mut self.reads) {
                 self.reads.clear();
                 self.assembler.give_up(job, &error, feed);
-                feed.done(1);
+                self.give_back();
+                continue;
+            }
+            if job.reads_left == 0 {
+                // Nothing of it is on disk any more.
+                finish(self.shared, &mut self.assembler, job);
+                self.give_back();
                 continue;
             }
             self.idle.pop();
@@ -173,6 +179,13 @@ impl<'a> Pump<'a> {
             }
         }
         Ok(Take::Unit)
+    }
+
+    /// Gives a unit back of which nothing is in flight.
+    fn give_back(&self) {
+        if self.shared.feed.done(1) {
+            self.shared.waiter.wake();
+        }
     }
 
     /// Takes back everything that has completed, at least one read.

@@ -47,7 +47,8 @@ impl Checksum {
     }
 }
 
-/// What happens to a record whose bytes do not match their checksum.
+/// What happens to a record whose bytes do not match their checksum, or cannot be compared with it or found any more because
+/// the header of its block is damaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnBadRecord {
     /// The step that needs it fails.
