@@ -7,6 +7,7 @@ iterator is handed out as it is unless there is a `transform`. torch and NumPy a
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import logging
 import os
@@ -19,7 +20,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from forebay import _arguments, _ranks
-from forebay._forebay import Dataset, Loader
+from forebay._forebay import LIMITS, Dataset, Loader
 from forebay._transform import TransformIterator
 from forebay.errors import ClosedError, InvalidError
 
@@ -92,7 +93,12 @@ def _dataset(name: str, root: str | os.PathLike[str] | None) -> Dataset:
         raise InvalidError(f"dataset is the name of a topic: dataset={name!r}")
     if "@" in name:
         raise InvalidError(f"dataset versions are not in this version, name a topic: dataset={name!r}")
-    return Dataset(os.fspath(default_root() if root is None else root), name)
+    folder: object = None
+    with contextlib.suppress(TypeError):
+        folder = os.fspath(default_root() if root is None else root)
+    if not isinstance(folder, str):
+        raise InvalidError(f"root is a folder, as text or a path: root={root!r}")
+    return Dataset(folder, name)
 
 
 class DataLoader:
@@ -433,6 +439,7 @@ def _number(name: str, value: int, least: int = 1, most: int = 2**32 - 1) -> int
         number = value.__index__()
     except AttributeError:
         raise InvalidError(f"{name} is a whole number: {name}={value!r}") from None
+    most = LIMITS.get(name, most)
     if isinstance(value, bool) or not least <= number <= most:
         raise InvalidError(f"{name} is {least} to {most}: {name}={value!r}")
     return number
