@@ -129,6 +129,7 @@ fn create(
     global: &Global,
     console: &mut Console<'_>,
 ) -> Result<(), Failure> {
+    options.check()?;
     let topic = Root::create(global.root())?.create_topic(name, schema, options)?;
     match console.json {
         true => console.object(&describe(&topic, &topic.view()?)),

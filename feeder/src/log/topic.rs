@@ -47,7 +47,8 @@ impl Default for TopicOptions {
 }
 
 impl TopicOptions {
-    fn check(&self) -> Result<()> {
+    /// Refuses what no topic can have, with the values allowed.
+    pub fn check(&self) -> Result<()> {
         let wrong = |what: String| Err(Error::invalid(what));
         if !(1..=PARTITIONS_MAX).contains(&self.partitions) {
             return wrong(format!("a topic has 1 to {PARTITIONS_MAX} partitions: partitions={}", self.partitions));
