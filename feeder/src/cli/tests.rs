@@ -152,6 +152,19 @@ fn an_ingest_is_stored_once() {
 }
 
 #[test]
+fn two_files_that_count_as_one_are_warned_of_even_when_quiet() {
+    let place = Place::new();
+    for folder in ["a", "b"] {
+        std::fs::create_dir(place.dir.path().join(folder)).unwrap();
+        place.file(&format!("{folder}/d.npz"), &pairs(0, 3));
+    }
+    let pattern = place.dir.path().join("*/d.npz").display().to_string();
+    let said = place.run(&["ingest", &pattern, "--topic", "t", "--quiet"]);
+    assert!(said.code == 0 && said.err.starts_with("warning: two files of the same name and content"), "{said:?}");
+    assert!(said.out.contains("3 rows added"), "{said:?}");
+}
+
+#[test]
 fn topics_are_listed_and_shown() {
     let place = Place::new();
     place.bad(&["topic", "ls"], 3, &["no topics are kept here", "try:"]);

@@ -102,7 +102,9 @@ fn identify_all(
         match known.insert(source, path) {
             Some(same) => {
                 let (path, same) = (path.display(), same.display());
-                notes.push(format!("two files of the same name and content, taken once: path={path} same={same}"));
+                notes.push(format!(
+                    "two files of the same name and content, taken once (rename one to have both): path={path} same={same}"
+                ));
             }
             None => {
                 files.push(PlannedFile { path: path.clone(), format: *format, file_bytes, rows: *rows, source, stamp })
@@ -110,7 +112,7 @@ fn identify_all(
         }
     }
     progress.report(Event::End);
-    notes.iter().for_each(|note| progress.report(Event::Note(note)));
+    notes.iter().for_each(|note| progress.report(Event::Warning(note)));
     Ok(files)
 }
 
