@@ -1,8 +1,9 @@
-"""Who is measured: the machine's limits, hand-written loops, Forebay. A new one is a class and a line in `CONTESTANTS`.
+"""Who is measured: limits of the machine, hand-written loops, Forebay. A new one is a class and a line in `OURS`.
 
 - A `Limit` is a program in C that reads a file into memory: what no loader can beat. It delivers nothing.
-- A `Loop` yields dicts of torch tensors, "x" and "id", batch by batch. `open` makes it, outside of the epochs' clock;
-  what a batch costs to make and to let go of is inside.
+- A `Loop` yields dicts of torch tensors, every field and "id", batch by batch. `open` makes it, outside of the epochs'
+  clock; what a batch costs to make and to let go of is inside.
+- A `Peer` (in peers.py) is a `Loop` with another loader inside, which runs in an environment of its own.
 
 `ideal_pread` is the bar: the shortest loop that somebody could write by hand for these very data, without an order of
 their own, without checksums, states, ranks, or more than one column. It reads into eight buffers in turn, so that what
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from workloads import TOPIC, Data, Workload
+from workloads import ROWS, TOPIC, Data, Workload
 
 if TYPE_CHECKING:
     import forebay
@@ -26,9 +27,22 @@ SEED = 7
 """Of every shuffle."""
 RING_BUFFERS = 8
 """Buffers of batches that `ideal_*` and `limit_ring*` use in turn."""
+DISK_READ_BYTES = 1 << 20
+DISK_DEPTH = 8
+"""How a disk is read: reads of that size, so many at once."""
 
 Batch = dict[str, Any]
 Order = Literal["sequential", "shuffled"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which part of the work a process does, and with what help."""
+
+    rank: int = 0
+    world: int = 1
+    workers: int = 0
+    """Worker processes or threads, where a loader has them."""
 
 
 class Opened(Protocol):
@@ -54,11 +68,15 @@ class Limit:
     slab_of: str | None = None
     topic: bool = False
     usual: bool = True
+    direct: bool = False
+    """Past the page cache, `DISK_DEPTH` reads at once."""
     order: Order = "sequential"
     kind: Literal["limit"] = "limit"
 
     def memory_bytes(self, workload: Workload, slabs: dict[str, int]) -> int:
         """Bytes to read into, over all threads. `slabs` are those seen, by contestant."""
+        if self.direct:
+            return DISK_READ_BYTES * self.threads
         if self.slab_of is None:
             return workload.batch_bytes * RING_BUFFERS * self.threads
         return max(slabs[self.slab_of], workload.batch_bytes * self.threads)
@@ -71,7 +89,7 @@ class Loop:
     name: str
     about: str
     order: Order
-    open: Callable[[Workload, Data], Opened]
+    open: Callable[[Workload, Data, Part], Opened]
     kind: Literal["ideal", "forebay", "peer"]
     limit: str
     """The limit that its memory and its threads set it."""
@@ -87,9 +105,12 @@ class Ideal:
 
         self._np, self._torch, self._workload, self._what = np, torch, workload, what
         self._fd = os.open(data.raw, os.O_RDONLY | os.O_CLOEXEC)
-        shape = (workload.batch, *workload.shape)
+        field = workload.only
+        self._name = field.name if field else ROWS
+        shape = (workload.batch, *(field.shape if field else (workload.row_bytes,)))
+        dtype = getattr(torch, field.dtype if field else "uint8")
         # Written once, so that the kernel need not find pages for them within the epochs.
-        self._buffers = [torch.zeros(shape, dtype=getattr(torch, workload.dtype)) for _ in range(RING_BUFFERS)]
+        self._buffers = [torch.zeros(shape, dtype=dtype) for _ in range(RING_BUFFERS)]
         self._views = [memoryview(buffer.numpy()).cast("B") for buffer in self._buffers]
 
     def epoch(self, number: int) -> Iterator[Batch]:
@@ -97,7 +118,7 @@ class Ideal:
         return self._rows(number) if self._what == "rows" else self._blocks(number)
 
     def _blocks(self, number: int) -> Iterator[Batch]:
-        samples, batch, size = self._workload.samples, self._workload.batch, self._workload.row_bytes
+        samples, batch, size, name = self._workload.samples, self._workload.batch, self._workload.row_bytes, self._name
         arange, from_numpy = self._np.arange, self._torch.from_numpy
         starts = list(range(0, samples, batch))
         if self._what == "blocks":
@@ -107,10 +128,10 @@ class Ideal:
             count = min(batch, samples - start)
             buffer, view = ring[step % RING_BUFFERS]
             os.preadv(fd, [view[: count * size]], start * size)
-            yield {"x": buffer[:count], "id": from_numpy(arange(start, start + count))}
+            yield {name: buffer[:count], "id": from_numpy(arange(start, start + count))}
 
     def _rows(self, number: int) -> Iterator[Batch]:
-        samples, batch, size = self._workload.samples, self._workload.batch, self._workload.row_bytes
+        samples, batch, size, name = self._workload.samples, self._workload.batch, self._workload.row_bytes, self._name
         order = self._np.random.default_rng([SEED, number]).permutation(samples)
         ring, fd = list(zip(self._buffers, self._views, strict=True)), self._fd
         for step, start in enumerate(range(0, samples, batch)):
@@ -118,7 +139,7 @@ class Ideal:
             buffer, view = ring[step % RING_BUFFERS]
             for row, index in enumerate(ids.tolist()):
                 os.preadv(fd, [view[row * size : (row + 1) * size]], index * size)
-            yield {"x": buffer[: len(ids)], "id": self._torch.from_numpy(ids)}
+            yield {name: buffer[: len(ids)], "id": self._torch.from_numpy(ids)}
 
     def stats(self) -> dict[str, int]:
         """See `Opened`."""
@@ -132,11 +153,11 @@ class Ideal:
 class Forebay:
     """A `forebay.DataLoader` as its users have it, with `settings` on top."""
 
-    def __init__(self, workload: Workload, data: Data, **settings: Any) -> None:
+    def __init__(self, workload: Workload, data: Data, part: Part, **settings: Any) -> None:
         import forebay
 
-        settings = {"batch_size": workload.batch, "rank": 0, "world_size": 1, "seed": SEED, **settings}
-        self.loader: forebay.DataLoader = forebay.DataLoader(TOPIC, root=data.root, **settings)
+        ranks: dict[str, Any] = {"global_batch_size": workload.batch, "rank": part.rank, "world_size": part.world}
+        self.loader: forebay.DataLoader = forebay.DataLoader(TOPIC, root=data.root, seed=SEED, **ranks, **settings)
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """See `Opened`."""
@@ -152,17 +173,26 @@ class Forebay:
 
 
 def _ideal(name: str, order: Order, what: Literal["order", "blocks", "rows"], about: str) -> Loop:
-    return Loop(name, about, order, lambda workload, data: Ideal(workload, data, what), "ideal", "limit_ring")
+    def make(workload: Workload, data: Data, part: Part) -> Opened:
+        if part.world != 1:
+            raise ValueError(f"a loop by hand has no ranks: world={part.world}")
+        return Ideal(workload, data, what)
+
+    return Loop(name, about, order, make, "ideal", "limit_ring")
 
 
 def _forebay(name: str, order: Order, about: str, usual: bool = True, **settings: Any) -> Loop:
     settings["shuffle"] = order == "shuffled"
     threads = settings.get("reader_threads", min(2, os.cpu_count() or 1))
     limit = ("limit_slab" if order == "shuffled" else "limit_small_slab") + ("_2" if threads == 2 else "")
-    return Loop(name, about, order, lambda workload, data: Forebay(workload, data, **settings), "forebay", limit, usual)
+
+    def make(workload: Workload, data: Data, part: Part) -> Opened:
+        return Forebay(workload, data, part, **settings)
+
+    return Loop(name, about, order, make, "forebay", limit, usual)
 
 
-CONTESTANTS: dict[str, Limit | Loop] = {
+OURS: dict[str, Limit | Loop] = {
     contestant.name: contestant
     for contestant in (
         Limit("limit_ring", "C, pread into 8 buffers, 1 thread", threads=1),
@@ -172,6 +202,7 @@ CONTESTANTS: dict[str, Limit | Loop] = {
         Limit("limit_small_slab_2", "the same, 2 threads", 2, slab_of="forebay_sequential"),
         Limit("limit_slab", "C, pread into the shuffled slab's size, 1 thread", 1, slab_of="forebay_shuffled"),
         Limit("limit_slab_2", "the same, 2 threads", 2, slab_of="forebay_shuffled"),
+        Limit("limit_disk", "C, O_DIRECT reads of 1 MiB in order, 8 at once", DISK_DEPTH, usual=False, direct=True),
         _ideal("ideal_pread", "sequential", "order", "Python, pread of a batch into 8 buffers"),
         _ideal("ideal_blocks", "shuffled", "blocks", "the same, whole batches in random order"),
         _ideal("ideal_rows", "shuffled", "rows", "the same, one pread per row in random order"),
@@ -189,7 +220,20 @@ CONTESTANTS: dict[str, Limit | Loop] = {
 }
 """By name, in the order of a round. Those not `usual` run only if named."""
 
+COLD = (
+    "limit_disk",
+    "ideal_pread",
+    "forebay_sequential",
+    "forebay_sequential_1",
+    "forebay_shuffled",
+    "forebay_shuffled_1",
+)
+"""Those usual where the page cache is empty."""
+RANKED = ("forebay_sequential", "forebay_shuffled")
+"""Those usual where several processes share the data."""
 REFERENCE = "ideal_pread"
 """The contestant that ratios are to."""
 RING = "limit_ring"
 """The same without Python: what one thread can read at most."""
+DISK = "limit_disk"
+"""What a disk delivers at most."""

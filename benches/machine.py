@@ -7,6 +7,7 @@ shuffled pages have other sizes), so it is filled in one way for all: dropped, t
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.metadata
 import os
@@ -14,7 +15,7 @@ import platform
 import resource
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,23 @@ def warm(files: Iterable[Path]) -> None:
                 pass
         finally:
             os.close(fd)
+
+
+def drop(files: Sequence[Path], most: float = 0.01) -> None:
+    """Takes files out of the page cache, whatever else is in it; raises if more than `most` stays."""
+    for file in files:
+        fd = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+    if resident_part(files) > most:
+        # Somebody maps them, or the file system does not care: all that is clean then, if we may.
+        with contextlib.suppress(OSError):
+            Path("/proc/sys/vm/drop_caches").write_text("1\n")
+    if (left := resident_part(files)) > most:
+        raise RuntimeError(f"files stay in the page cache, so nothing can be measured cold: part={left:.2f}")
 
 
 def resident_part(files: Iterable[Path]) -> float:

@@ -16,17 +16,25 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from contestants import CONTESTANTS, REFERENCE, RING, Loop
+from contestants import DISK, OURS, REFERENCE, RING, Loop
+from peers import PEERS, Peer
 
 Row = dict[str, Any]
 
+DISTURBED = 0.1
+"""Cores that others used in a run that is called disturbed."""
 BEGIN, END = "<!-- figures: made by report.py -->", "<!-- end of figures -->"
 _MIB, _GIGA, _KIB = 2**20, 1e9, 1024
 
 
 def gigabytes_per_s(run: Row) -> float:
-    """Bytes delivered per second over whole epochs, first batches included."""
-    return float(run["epoch_bytes"] * len(run["epoch_s"]) / sum(run["epoch_s"]) / _GIGA)
+    """Bytes delivered per second, first batches included."""
+    return float(run["bytes"] / sum(run["epoch_s"]) / _GIGA)
+
+
+def one_epoch(run: Row) -> float:
+    """The same of the first epoch alone."""
+    return float(run["epoch_bytes"] / run["epoch_s"][0] / _GIGA)
 
 
 def others(row: Row) -> float:
@@ -36,7 +44,8 @@ def others(row: Row) -> float:
 
 def tables(rows: Sequence[Row]) -> str:
     """All of one workload, as Markdown."""
-    parts = [_machine(rows), _rates(rows), _batches(rows), _calls(rows), _targets(rows)]
+    parts = [_machine(rows), _rates(rows), _peers(rows), _skipped(rows), _ranks(rows), _batches(rows)]
+    parts += [_calls(rows), _starts(rows), _targets(rows)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -79,7 +88,8 @@ def _median(values: Sequence[float], digits: int = 2, scale: float = 1.0, unit: 
     return f"{statistics.median(values) * scale:.{digits}f}{unit}" if values else "-"
 
 
-def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Rows of text as a table in Markdown."""
     lines = [head, ["---"] * len(head), *body]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -91,63 +101,122 @@ def _one(rows: Sequence[Row], kind: str, **wanted: Any) -> Row:
 
 def _machine(rows: Sequence[Row]) -> str:
     m, data = _one(rows, "machine"), _one(rows, "data")
-    loads = [row["load"] for row in rows if row["kind"] == "run"]
-    rounds = 1 + max((row["round"] for row in rows if row["kind"] == "run"), default=-1)
-    shape = "x".join(map(str, data["shape"]))
+    timed = [row for row in rows if row["kind"] in ("run", "ranks")]
+    loads = [row["load"] for row in timed]
+    rounds = 1 + max((row["round"] for row in timed), default=-1)
+    disturbed = sum(others(row) > DISTURBED for row in timed)
+    note = f", **{disturbed} of {len(timed)} runs disturbed by other programs**" if disturbed else ""
+    cache = "dropped before each run, one epoch each" if data.get("cold") else "warm"
     return (
-        f"**Workload {data['name']}**: {data['samples']:,} samples of {data['dtype']}[{shape}] and an int64 id, "
+        f"**Workload {data['name']}**: {data['samples']:,} samples of {data['shape']} and an int64 id, "
         f"{data['epoch_bytes'] / 1e6:,.0f} MB, batches of {data['batch']}. {rounds} rounds on {m['date']}, commit "
-        f"{m['commit']}{' with changes' if m['changed'] else ''}, load average {_spread(loads, 1)}.\n\n"
+        f"{m['commit']}{' with changes' if m['changed'] else ''}, load average {_spread(loads, 1)}{note}.\n\n"
         f"Machine: {m['cores']} cores of {m['cpu']} (family/model {m['cpu_family_model']}, L2 {m['l2']}, L3 {m['l3']}; "
         f"hypervisor {m['hypervisor']}), {m['memory_gib']} GiB, Linux {m['kernel']}, {m['filesystem']}, page cache "
-        f"warm; Python {m['python']}, torch {m['torch']}, NumPy {m['numpy']}, Forebay {m['forebay']}."
+        f"{cache}; Python {m['python']}, torch {m['torch']}, NumPy {m['numpy']}, Forebay {m['forebay']}."
     )
 
 
 def _rates(rows: Sequence[Row]) -> str:
-    runs = Runs(rows)
+    runs, cold = Runs(rows), _one(rows, "data").get("cold")
+    bars = [DISK] if cold else [REFERENCE, RING]
     body = []
-    for name in (name for name in CONTESTANTS if name in runs.by_name):
-        contestant = CONTESTANTS[name]
+    for name in (name for name in OURS if name in runs.by_name):
+        contestant = OURS[name]
+        is_loop = isinstance(contestant, Loop)
         limit = contestant.limit if isinstance(contestant, Loop) else ""
         start = runs.of(name, lambda run: run.get("open_ms", 0) + run.get("start_ms", 0))
         first = runs.of(name, lambda run: run.get("first_batch_ms", 0))
-        is_loop = isinstance(contestant, Loop)
+        line = [f"`{name}`", contestant.about, _spread(runs.of(name, gigabytes_per_s), 1)]
+        if not cold:
+            line.append(_median(runs.of(name, one_epoch), 1) if is_loop else "")
+        line += [_spread(runs.ratios(name, bar)) for bar in bars]
+        if not cold:
+            line.append(f"{_spread(runs.ratios(name, limit))} of `{limit}`" if runs.ratios(name, limit) else "")
+        line += [_median(runs.of(name, _cpu_per_gigabyte), 3)]
+        line += [f"{_median(start, 1)} + {_median(first, 1)}" if is_loop else ""]
+        body.append([*line, _median(runs.of(name, others), 0, 100, "%")])
+    head = ["contestant", "what", "GB/s", *([] if cold else ["first epoch"]), *(f"of `{bar}`" for bar in bars)]
+    head += [*([] if cold else ["of its own limit"]), "CPU s/GB", "open + first batch ms", "others"]
+    return "### Rates\n\n" + table(head, body) if body else ""
+
+
+def _ours(peer: Peer) -> str:
+    """Whom a peer is compared with."""
+    return f"forebay_{peer.order}"
+
+
+def _peers(rows: Sequence[Row]) -> str:
+    runs, body = Runs(rows), []
+    found = [peer for name, peer in PEERS.items() if name in runs.by_name]
+    found.sort(key=lambda peer: (peer.order, -statistics.median(runs.of(peer.name, gigabytes_per_s))))
+    for peer in found:
+        mine = runs.by_name[peer.name].values()
+        about = _one(rows, "check", contestant=peer.name)
+        notes = [f"mix {about['mix']}"] if about else []
+        notes += [f"gives {about['widened']}"] if about.get("widened") else []
+        notes += ["cut off"] if any(run["capped"] for run in mine) else []
+        first = runs.of(peer.name, lambda run: run["open_ms"] + run["start_ms"] + run["first_batch_ms"])
         body.append(
             [
-                f"`{name}`",
-                contestant.about,
-                _spread(runs.of(name, gigabytes_per_s), 1),
-                _spread(runs.ratios(name, REFERENCE)),
-                _spread(runs.ratios(name, RING)),
-                f"{_spread(runs.ratios(name, limit))} of `{limit}`" if runs.ratios(name, limit) else "",
-                _median(runs.of(name, _cpu_per_gigabyte), 3),
-                f"{_median(start, 1)} + {_median(first, 1)}" if is_loop else "",
-                _median(runs.of(name, others), 0, 100, "%"),
+                f"`{peer.name}`",
+                f"{peer.about} ({peer.package} {about.get('version', '?')})",
+                "/".join(sorted({str(run["workers"]) for run in mine})),
+                _spread(runs.of(peer.name, gigabytes_per_s)),
+                _spread(runs.ratios(_ours(peer), peer.name), 1) + " x",
+                _spread(runs.ratios(peer.name, RING), 3),
+                _median(runs.of(peer.name, _cpu_per_gigabyte), 2),
+                _median(first, 0),
+                peer.resumes,
+                peer.elastic,
+                ", ".join(notes),
+            ]
+        )
+    head = ["peer", "what", "workers", "GB/s", "Forebay to it", f"of `{RING}`", "CPU s/GB", "first batch ms", "resumes"]
+    return "### Peers\n\n" + table([*head, "on other ranks", "notes"], body) if body else ""
+
+
+def _skipped(rows: Sequence[Row]) -> str:
+    lines = [f"- `{row['contestant']}`: {row['reason']}" for row in rows if row["kind"] == "skipped"]
+    return "Left out:\n\n" + "\n".join(lines) if lines else ""
+
+
+def _ranks(rows: Sequence[Row]) -> str:
+    found = [row for row in rows if row["kind"] == "ranks"]
+    body = []
+    for name, ranks in dict.fromkeys((row["contestant"], row["ranks"]) for row in found):
+        mine = [row for row in found if (row["contestant"], row["ranks"]) == (name, ranks)]
+        rates = [row["bytes"] / row["seconds"] / _GIGA for row in mine]
+        limits = [row["limit_gb_per_s"] for row in mine]
+        body.append(
+            [
+                *(f"`{name}`", str(ranks), _spread(rates, 1), _spread(limits, 1)),
+                _spread([rate / limit for rate, limit in zip(rates, limits, strict=True)]),
+                _median([row["cpu_s"] / row["bytes"] * _GIGA for row in mine], 3),
+                _median([row["slab_bytes"] for row in mine], 0, 1 / _MIB),
+                _median([row["first_batch_ms"] for row in mine], 1),
+                _median([others(row) for row in mine], 0, 100, "%"),
             ]
         )
     head = [
         "contestant",
-        "what",
-        "GB/s",
-        f"of `{REFERENCE}`",
-        f"of `{RING}`",
-        "of its own limit",
+        "ranks",
+        "GB/s, all ranks",
+        "as many plain readers into as much memory",
+        "of them",
         "CPU s/GB",
-        "open + first batch ms",
-        "others",
     ]
-    return "### Rates\n\n" + _table(head, body)
+    return "### Ranks\n\n" + table([*head, "slabs MiB", "slowest first batch ms", "others"], body) if body else ""
 
 
 def _cpu_per_gigabyte(run: Row) -> float:
-    return float(run["cpu_s"] / (run["epoch_bytes"] * len(run["epoch_s"]) / _GIGA))
+    return float(run["cpu_s"] / run["bytes"] * _GIGA)
 
 
 def _batches(rows: Sequence[Row]) -> str:
     runs = Runs(rows)
     body = []
-    for name in (name for name, contestant in CONTESTANTS.items() if isinstance(contestant, Loop)):
+    for name in (name for name, contestant in OURS.items() if isinstance(contestant, Loop)):
         if name not in runs.by_name:
             continue
         counts = _one(rows, "counts", contestant=name)
@@ -173,7 +242,7 @@ def _batches(rows: Sequence[Row]) -> str:
         )
     head = ["per batch", "units", "reads", "readers' calls", "read / delivered", "system calls", "switches"]
     head += ["allocations", "slab MiB", "peak memory beyond slab MiB"]
-    return "### Per batch\n\n" + _table(head, body) if body else ""
+    return "### Per batch\n\n" + table(head, body) if body else ""
 
 
 def _calls(rows: Sequence[Row]) -> str:
@@ -197,26 +266,102 @@ def _calls(rows: Sequence[Row]) -> str:
         "state_dict() p99",
         "not ready, left out",
     ]
-    return "### Calls, batch ready\n\n" + _table(head, body) if body else ""
+    return "### Calls, batch ready\n\n" + table(head, body) if body else ""
+
+
+def _starts(rows: Sequence[Row]) -> str:
+    body = []
+    for name in dict.fromkeys(row["contestant"] for row in rows if row["kind"] == "first"):
+        near, far = ([row["first_batch_ms"] for row in _firsts(rows, name, far)] for far in (False, True))
+        paced = [row for row in rows if row["kind"] == "paced" and row["contestant"] == name]
+        waits = [_spread([row["next_us"][which] for row in paced], 1) for which in ("p50", "p99")]
+        paces = f"{_median([row['pace_us'] for row in paced], 0)} ({_median([row['reached_us'] for row in paced], 0)})"
+        body.append([f"`{name}`", _spread(near, 1), _spread(far, 1), paces, *waits])
+    head = [
+        "contestant",
+        "first batch ms",
+        "the same far in, by a state",
+        "pace us, wanted (reached)",
+        "next() p50 us",
+        "p99",
+    ]
+    return "### Start, and a paced consumer\n\n" + table(head, body) if body else ""
+
+
+def _firsts(rows: Sequence[Row], name: str, far: bool) -> list[Row]:
+    return [row for row in rows if row["kind"] == "first" and row["contestant"] == name and row["far"] == far]
 
 
 def _targets(rows: Sequence[Row]) -> str:
     runs, imported = Runs(rows), _one(rows, "import")
-    timed = [row for row in rows if row["kind"] == "latency"]
+    data = _one(rows, "data")
 
-    def p50(what: str) -> list[float]:
-        return [row[what]["p50"] for row in timed if "p50" in row[what]]
+    def values(kind: str, what: str, which: str, name: str = "") -> list[float]:
+        found = [row for row in rows if row["kind"] == kind and name in ("", row["contestant"])]
+        return [row[what][which] for row in found if which in row[what]]
 
-    wanted = [
-        ("sequential, of `ideal_pread`", "≥ 0.85", _spread(runs.ratios("forebay_sequential", REFERENCE))),
-        ("shuffled, of `ideal_pread`", "≥ 0.70", _spread(runs.ratios("forebay_shuffled", REFERENCE))),
-        ("next() with a ready batch, p50", "≤ 10 µs", _spread(p50("next_us"), 1) + " µs"),
-        ("state_dict(), p50", "≤ 20 µs", _spread(p50("state_dict_us"), 1) + " µs"),
-    ]
+    wanted: list[tuple[str, str, list[float], int, str]] = []
+    for peers, factor, what in (
+        ([peer for peer in PEERS.values() if peer.resumes != "no"], 4, "the fastest peer that resumes"),
+        ([peer for peer in PEERS.values() if peer.name.startswith("litdata")], 30, "LitData"),
+    ):
+        for order in ("sequential", "shuffled"):
+            there = [peer for peer in peers if peer.order == order and peer.name in runs.by_name]
+            best = max(there, key=lambda peer: statistics.median(runs.of(peer.name, gigabytes_per_s)), default=None)
+            if best:
+                wanted.append(
+                    (
+                        f"{order}, to {what} (`{best.name}`)",
+                        f"≥ {factor} x",
+                        runs.ratios(_ours(best), best.name),
+                        1,
+                        " x",
+                    )
+                )
+    if data.get("cold"):
+        for name, least in (("forebay_sequential", 0.88), ("forebay_shuffled", 0.85)):
+            wanted.append((f"`{name}`, of `{DISK}`", f"≥ {least}", runs.ratios(name, DISK), 2, ""))
+            wanted.append((f"`{name}`, CPU s/GB", "≤ 0.1", runs.of(name, _cpu_per_gigabyte), 3, ""))
+    else:
+        for name, bar, least in (
+            *(("forebay_sequential", RING, 0.85), ("forebay_sequential", "limit_slab", 1.0)),
+            *(("forebay_shuffled_1", "limit_slab", 0.85), ("forebay_shuffled_2", RING, 0.65)),
+            *(("forebay_sequential", REFERENCE, 0.85), ("forebay_shuffled", REFERENCE, 0.70)),
+        ):
+            wanted.append((f"`{name}`, of `{bar}`", f"≥ {least}", runs.ratios(name, bar), 2, ""))
+        for name, most in (("forebay_sequential_1", 0.08), ("forebay_shuffled_1", 0.08), ("forebay_shuffled_2", 0.11)):
+            wanted.append((f"`{name}`, CPU s/GB", f"≤ {most}", runs.of(name, _cpu_per_gigabyte), 3, ""))
+    if str(data.get("name", "")).startswith("E"):
+        for name in ("forebay_sequential", "forebay_shuffled"):
+            wanted.append((f"`{name}`", "≥ 8 GB/s", runs.of(name, gigabytes_per_s), 1, " GB/s"))
+    ranked = [row for row in rows if row["kind"] == "ranks"]
+    ratios = [row["bytes"] / row["seconds"] / _GIGA / row["limit_gb_per_s"] for row in ranked]
+    wanted.append(("all ranks, of as many plain readers", "≥ 0.9", ratios, 2, ""))
+    for name, most in (("forebay_sequential", 30), ("forebay_shuffled", 120)):
+        for far in (False, True):
+            found = [row["first_batch_ms"] for row in _firsts(rows, name, far)]
+            wanted.append((f"`{name}`, first batch{' far in' if far else ''}", f"≤ {most} ms", found, 1, " ms"))
+        beyond = runs.of(name, lambda run: run["memory_beyond_slab_bytes"] / _MIB)
+        wanted.append((f"`{name}`, memory beyond the slab", "≤ 64 MiB", beyond, 0, " MiB"))
+    wanted.append(("next() with a ready batch, p50", "≤ 5 us", values("latency", "next_us", "p50"), 1, " us"))
+    wanted.append(("next() at 90% of the rate, p50", "≤ 5 us", values("paced", "next_us", "p50"), 1, " us"))
+    wanted.append(("next() at 90% of the rate, p99", "≤ 20 us", values("paced", "next_us", "p99"), 1, " us"))
+    wanted.append(("state_dict(), p50", "≤ 20 us", values("latency", "state_dict_us", "p50"), 1, " us"))
+    lines = [[what, bar, _spread(found, digits) + unit] for what, bar, found, digits, unit in wanted if found]
     if imported:
         text = f"{imported['added_ms']:.0f} ms (processor {imported['added_cpu_ms']:.0f} ms)"
-        wanted.append(("`import forebay`", "≤ 100 ms", text))
-    return "### Targets\n\n" + _table(["what", "target", "measured"], [list(line) for line in wanted])
+        lines.append(["`import forebay`", "≤ 100 ms", text])
+    return "### Targets\n\n" + table(["what", "target", "measured"], lines) if lines else ""
+
+
+def put_between(file: Path, begin: str, end: str, text: str) -> None:
+    """Replaces what stands in a page between its marks."""
+    page = file.read_text()
+    before, found, rest = page.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found or not found_end:
+        raise SystemExit(f"error: the page has no marks to write between: {begin} and {end}")
+    file.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
 
 
 def main() -> None:
@@ -231,12 +376,7 @@ def main() -> None:
     if not options.write:
         print(text)
         return
-    page = options.write.read_text()
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"error: the page has no marks to write between: {BEGIN} and {END}")
-    options.write.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+    put_between(options.write, BEGIN, END, text)
 
 
 if __name__ == "__main__":

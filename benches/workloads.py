@@ -2,7 +2,8 @@
 
 Every sample is random bytes from one seed, except its first four bytes: its id, little endian. Beside the samples goes
 a column of ids. So a batch shows by itself whether content and id belong together, and a whole epoch whether each
-sample came once. The raw file holds the samples only, one after the other: what the hand-written contestants read.
+sample came once. The raw file holds the samples only, one after the other, each with its fields one after the other:
+what the hand-written contestants read.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import os
 import shutil
 import subprocess
 import zipfile
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,24 +27,51 @@ TOPIC = "samples"
 """Name of the topic in its root."""
 ID_BYTES = 8
 """Of one id in the column of ids."""
-_STRIPE = 2000
-"""Samples made at a time."""
+ROWS = "rows"
+"""Name under which a loop by hand delivers samples of several fields: whole, as bytes."""
+_STRIPE_BYTES = 256 << 20
+"""Samples are made and ingested in stripes of at most so many bytes, so that they need room once more only for one."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """A column beside the ids."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Samples of one shape and dtype, and the batch in which they are loaded."""
+    """Samples, the batch in which they are loaded, and how: warm by one process, unless it says otherwise."""
 
     name: str
     samples: int
-    shape: tuple[int, ...]
-    dtype: str
+    fields: tuple[Field, ...]
     batch: int
+    """Samples of a step, over all ranks."""
+    data: str = ""
+    """The workload whose data are meant; its own by default."""
+    cold: bool = False
+    """Whether files are dropped from the page cache before each run, which then is one epoch."""
+    ranks: tuple[int, ...] = ()
+    """Numbers of processes that share the data in turn."""
 
     @cached_property
+    def row(self) -> np.dtype[Any]:
+        """One sample in the raw file."""
+        return np.dtype([(field.name, field.dtype, field.shape) for field in self.fields])
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of one sample without its id."""
-        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+        return self.row.itemsize
+
+    @property
+    def only(self) -> Field | None:
+        """The field, if there is one only."""
+        return self.fields[0] if len(self.fields) == 1 else None
 
     @property
     def batch_bytes(self) -> int:
@@ -51,25 +79,53 @@ class Workload:
         return self.batch * self.row_bytes
 
     @property
+    def sample_bytes(self) -> int:
+        """Bytes of a sample as it is delivered, its id included."""
+        return self.row_bytes + ID_BYTES
+
+    @property
     def epoch_bytes(self) -> int:
         """Bytes that a contestant delivers in one epoch, ids included."""
-        return self.samples * (self.row_bytes + ID_BYTES)
+        return self.samples * self.sample_bytes
 
     @property
     def steps(self) -> int:
         """Batches of one epoch, the short last one included."""
         return -(-self.samples // self.batch)
 
+    def shape_text(self) -> str:
+        """The fields in a few words."""
+        if only := self.only:
+            return f"{only.dtype}[{'x'.join(map(str, only.shape))}]"
+        kinds = [field.dtype + str(list(field.shape) or "") for field in self.fields]
+        return ", ".join(f"{kinds.count(kind)} of {kind}" for kind in dict.fromkeys(kinds))
+
+
+_X = "x"
+_MANY = (*(Field(f"f{at:02}", "float32") for at in range(64)), *(Field(f"i{at}", "int64") for at in range(7)))
+_WIDE = (Field("f", "float32", (64,)), Field("i", "int64", (7,)))
+_A = Workload("A", 200_000, (Field(_X, "uint16", (2048,)),), batch=256)
+_TINY = Workload("tiny", 5_000, (Field(_X, "uint16", (512,)),), batch=64)
 
 WORKLOADS = {
     w.name: w
     for w in (
-        Workload("A", samples=200_000, shape=(2048,), dtype="uint16", batch=256),
-        Workload("B", samples=20_000, shape=(3, 224, 224), dtype="uint8", batch=64),
-        Workload("tiny", samples=5_000, shape=(512,), dtype="uint16", batch=64),
+        _A,
+        Workload("B", 20_000, (Field(_X, "uint8", (3, 224, 224)),), batch=64),
+        replace(_A, name="D", data="A", cold=True),
+        Workload("E", 2_000_000, _MANY, batch=4096),
+        Workload("E2", 2_000_000, _WIDE, batch=4096),
+        replace(_A, name="F", data="A", ranks=(1, 2, 4)),
+        _TINY,
+        replace(_TINY, name="tinyD", data="tiny", cold=True),
+        Workload("tinyE", 4_000, _MANY[:3], batch=256),
+        replace(_TINY, name="tinyF", data="tiny", ranks=(1, 2)),
     )
 }
-"""By name: A, tokens of 4 KiB; B, images of 150 KB; tiny, to try the benchmark itself."""
+"""By name; README.md says what they stand for. Those that begin with `tiny` are for trying the benchmark itself."""
+
+LATER = {"C": "documents of different lengths need columns of variable length, which Forebay does not have yet"}
+"""Workloads that cannot be run, and why."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +134,13 @@ class Data:
 
     raw: Path
     root: Path
+    peers: Path
+    """Folder of the peers' own formats."""
+
+    @staticmethod
+    def under(folder: Path) -> Data:
+        """Those in a folder of their own."""
+        return Data(folder / "samples.bin", folder / "root", folder / "peers")
 
     @property
     def segments(self) -> list[Path]:
@@ -85,10 +148,21 @@ class Data:
         files = (*self.root.rglob("*.arrow"), *self.root.rglob("*.open"))
         return sorted(file for file in files if file.stat().st_size)
 
+    def of_format(self, name: str) -> list[Path]:
+        """The files of a peer's own format."""
+        return sorted(file for file in (self.peers / name).rglob("*") if file.is_file() and file.stat().st_size)
+
+
+def raw_rows(workload: Workload, raw: Path) -> np.memmap[Any, np.dtype[Any]]:
+    """The raw file, mapped: structured rows."""
+    return np.memmap(raw, dtype=workload.row, mode="r", shape=(workload.samples,))
+
 
 def raw_data(workload: Workload, raw: Path) -> np.memmap[Any, np.dtype[Any]]:
-    """The raw file, mapped."""
-    return np.memmap(raw, dtype=workload.dtype, mode="r", shape=(workload.samples, *workload.shape))
+    """The raw file, mapped: its only field, else structured rows."""
+    if field := workload.only:
+        return np.memmap(raw, dtype=field.dtype, mode="r", shape=(workload.samples, *field.shape))
+    return raw_rows(workload, raw)
 
 
 def prepare(workload: Workload, folder: Path, forebay: Path, version: str) -> tuple[Data, dict[str, Any]]:
@@ -97,45 +171,58 @@ def prepare(workload: Workload, folder: Path, forebay: Path, version: str) -> tu
     `version` names the build of `forebay`: another one ingests again.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    data = Data(raw=folder / "samples.bin", root=folder / "root")
-    about: dict[str, Any] = {"kind": "data", **asdict(workload), "seed": SEED, "epoch_bytes": workload.epoch_bytes}
-    if not _stamped(folder / "raw.json", about):
+    data = Data.under(folder)
+    made = {"samples": workload.samples, "fields": [asdict(field) for field in workload.fields], "seed": SEED}
+    if not stamped(folder / "raw.json", made):
         _write_raw(workload, data.raw)
-        _stamp(folder / "raw.json", about)
-    topic = about | {"version": version}
-    if not _stamped(folder / "topic.json", topic):
+        stamp(folder / "raw.json", made)
+    topic = made | {"version": version}
+    if not stamped(folder / "topic.json", topic):
         shutil.rmtree(data.root, ignore_errors=True)
-        source = folder / "samples.npz"
-        _write_npz(workload, data.raw, source)
+        (folder / "ingest.json").write_text(json.dumps(_ingest(workload, data, folder / "samples.npz", forebay)))
+        stamp(folder / "topic.json", topic)
+    about = {"kind": "data", "name": workload.name, "samples": workload.samples, "shape": workload.shape_text()}
+    about |= {"batch": workload.batch, "cold": workload.cold, "ranks": workload.ranks, "seed": SEED}
+    about |= {"epoch_bytes": workload.epoch_bytes, "ingest": json.loads((folder / "ingest.json").read_text())}
+    return data, about
+
+
+def _ingest(workload: Workload, data: Data, source: Path, forebay: Path) -> dict[str, float]:
+    """Fills the topic, a stripe at a time; returns rows, bytes and seconds."""
+    summed = dict.fromkeys(("rows", "bytes", "seconds"), 0.0)
+    for start, count in _stripes(workload):
+        _write_npz(workload, data.raw, source, start, count)
         where: list[str | Path] = ["--topic", TOPIC, "--root", data.root]
         done = subprocess.run(
             [forebay, "ingest", source, *where, "--json", "--quiet"], check=True, capture_output=True, text=True
         )
         source.unlink()
-        (folder / "ingest.json").write_text(done.stdout)
-        _stamp(folder / "topic.json", topic)
-    told = json.loads((folder / "ingest.json").read_text())
-    about["ingest"] = {name: told[name] for name in ("rows", "bytes", "seconds")}
-    return data, about
+        told = json.loads(done.stdout)
+        summed = {name: value + told[name] for name, value in summed.items()}
+    return summed
 
 
-def _stamped(file: Path, about: dict[str, Any]) -> bool:
+def stamped(file: Path, about: Mapping[str, Any]) -> bool:
+    """Whether what `file` speaks of was made from `about`."""
     return file.exists() and json.loads(file.read_text()) == json.loads(json.dumps(about))
 
 
-def _stamp(file: Path, about: dict[str, Any]) -> None:
+def stamp(file: Path, about: Mapping[str, Any]) -> None:
+    """Says what was made."""
     file.write_text(json.dumps(about))
 
 
-def _stripes(samples: int) -> Iterator[tuple[int, int]]:
-    for start in range(0, samples, _STRIPE):
-        yield start, min(_STRIPE, samples - start)
+def _stripes(workload: Workload) -> Iterator[tuple[int, int]]:
+    # A power of two, as a block's rows are: no block is cut short.
+    most = 1 << (max(1, _STRIPE_BYTES // workload.row_bytes).bit_length() - 1)
+    for start in range(0, workload.samples, most):
+        yield start, min(most, workload.samples - start)
 
 
 def _write_raw(workload: Workload, raw: Path) -> None:
     random = np.random.Generator(np.random.PCG64(SEED))
     with raw.open("wb") as file:
-        for start, count in _stripes(workload.samples):
+        for start, count in _stripes(workload):
             rows = np.frombuffer(random.bytes(count * workload.row_bytes), np.uint8)
             rows = rows.reshape(count, workload.row_bytes).copy()
             rows[:, :4] = np.arange(start, start + count, dtype="<u4").view(np.uint8).reshape(count, 4)
@@ -143,17 +230,15 @@ def _write_raw(workload: Workload, raw: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _write_npz(workload: Workload, raw: Path, into: Path) -> None:
-    """Writes ids and samples as an uncompressed npz, a stripe at a time."""
-    samples = raw_data(workload, raw)
+def _write_npz(workload: Workload, raw: Path, into: Path, start: int, count: int) -> None:
+    """Writes ids and samples as an uncompressed npz."""
+    rows = raw_rows(workload, raw)[start : start + count]
     with zipfile.ZipFile(into, "w", zipfile.ZIP_STORED) as archive:
         with archive.open("id.npy", "w", force_zip64=True) as member:
-            np.lib.format.write_array(member, np.arange(workload.samples, dtype="<i8"))
-        with archive.open("x.npy", "w", force_zip64=True) as member:
-            header = {"descr": samples.dtype.str, "fortran_order": False, "shape": samples.shape}
-            np.lib.format.write_array_header_1_0(member, header)
-            for start, count in _stripes(workload.samples):
-                member.write(samples[start : start + count].tobytes())
+            np.lib.format.write_array(member, np.arange(start, start + count, dtype="<i8"))
+        for field in workload.fields:
+            with archive.open(f"{field.name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.ascontiguousarray(rows[field.name]))
 
 
 class Checker:
@@ -161,7 +246,7 @@ class Checker:
 
     def __init__(self, workload: Workload, raw: Path) -> None:
         self._workload = workload
-        self._raw = raw_data(workload, raw)
+        self._raw = raw_rows(workload, raw)
         self._seen: np.ndarray[Any, Any] = np.zeros(workload.samples, np.int64)
         self._mixes: list[int] = []
         self._next = 0
@@ -169,17 +254,28 @@ class Checker:
         self.wrong = 0
         """Samples whose content is not that of their id."""
 
-    def batch(self, ids: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]) -> None:
-        """Takes one batch."""
+    def batch(self, ids: np.ndarray[Any, Any], columns: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Takes one batch: every field, or `ROWS`."""
         known = np.clip(ids, 0, self._workload.samples - 1)
-        first = rows.reshape(len(rows), -1).view(np.uint8)[:, :4].copy().view("<u4")[:, 0]
-        same = (rows.reshape(len(rows), -1) == self._raw[known].reshape(len(rows), -1)).all(axis=1)
-        self.wrong += int((~same | (first != ids) | (known != ids)).sum())
+        wanted = self._raw[known]
+        good = known == ids
+        if ROWS in columns:
+            good &= (_bytes(columns[ROWS]) == _bytes(wanted)).all(axis=1)
+        else:
+            for field in self._workload.fields:
+                values: np.ndarray[Any, Any] = columns[field.name].astype(field.dtype, copy=False)
+                good &= (_bytes(values) == _bytes(wanted[field.name])).all(axis=1)
+        self.wrong += int((~good).sum())
         np.add.at(self._seen, known, 1)
         # A hundredth of the data each: how many of them one batch touches says how well it is mixed.
         self._mixes.append(len(np.unique(known // max(1, self._workload.samples // 100))))
         self._in_order &= bool((ids == np.arange(self._next, self._next + len(ids))).all())
         self._next += len(ids)
+
+    @property
+    def samples(self) -> int:
+        """Samples seen so far."""
+        return self._next
 
     def result(self) -> dict[str, Any]:
         """What was found."""
@@ -188,6 +284,12 @@ class Checker:
             "missing": int((self._seen == 0).sum()),
             "repeated": int((self._seen > 1).sum()),
             "in_order": self._in_order,
-            "mix": round(float(np.mean(self._mixes)), 1),
+            "mix": round(float(np.mean(self._mixes)), 1) if self._mixes else 0.0,
             "batches": len(self._mixes),
         }
+
+
+def _bytes(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Rows of bytes."""
+    rows: np.ndarray[Any, Any] = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), -1)
+    return rows

@@ -3,17 +3,16 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use feeder::Error;
 use feeder::engine::Dataset;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::dlpack::TensorData;
-use crate::error::{OrRaise, raise};
+use crate::error::OrRaise;
 use crate::framework::Framework;
 
-/// The records that a job trains on: all that a topic holds when this is made.
+/// The records that a job trains on: those of a dataset version, or all that a topic holds when this is made.
 #[pyclass(frozen, name = "Dataset", module = "forebay._forebay")]
 pub struct PyDataset {
     dataset: Arc<Dataset>,
@@ -22,11 +21,8 @@ pub struct PyDataset {
 #[pymethods]
 impl PyDataset {
     #[new]
-    fn new(py: Python<'_>, root: PathBuf, topic: &str) -> PyResult<Self> {
-        let name = topic
-            .parse()
-            .map_err(|error: cursorstore::position::BadTopicName| raise(&Error::invalid(error.to_string())))?;
-        let dataset = py.detach(|| Dataset::all_of(Path::new(&root), &name)).or_raise()?;
+    fn new(py: Python<'_>, root: PathBuf, name: &str) -> PyResult<Self> {
+        let dataset = py.detach(|| Dataset::named(Path::new(&root), name)).or_raise()?;
         Ok(Self { dataset: Arc::new(dataset) })
     }
 
@@ -47,7 +43,13 @@ impl PyDataset {
         self.dataset.name().to_string()
     }
 
-    /// Sample `index` of the topic's order, by column, each read by itself and compared with its checksums.
+    /// The dataset version, as `name@v1`; none for a bare topic.
+    #[getter]
+    fn version(&self) -> Option<String> {
+        self.dataset.pinned().map(|pinned| pinned.version.clone())
+    }
+
+    /// Sample `index` of the topic's or version's order, by column, each read by itself and compared with its checksums.
     #[pyo3(signature = (index, columns=None, output=None))]
     fn sample<'py>(
         &self,

@@ -510,7 +510,8 @@ def test_what_torch_spells_out_is_accepted(root: Path) -> None:
         ("", forebay.InvalidError),
         ("a/b", forebay.InvalidError),
         ("../small", forebay.InvalidError),
-        ("small@v1", forebay.InvalidError),
+        ("small@v1", forebay.NotFoundError),
+        ("small@", forebay.InvalidError),
         (7, forebay.InvalidError),
     ],
 )

@@ -37,10 +37,28 @@ def shared() -> Iterator[Path]:
     previous = os.umask(0o022)
     try:
         harness.make_topic(folder / "root", "wide", [120, 80], width=8192, block_bytes="256KiB", segment_bytes="1MiB")
+        harness.cli("dataset", "pin", "clean", "--topic", "wide", "--root", folder / "root", "-q")
         yield folder / "root"
     finally:
         os.umask(previous)
         shutil.rmtree(folder)
+
+
+def test_a_version_of_somebody_else_can_be_read_and_none_be_made(shared: Path) -> None:
+    before = sorted(path for path in shared.rglob("*"))
+    code = NOBODY + (
+        "loader = forebay.DataLoader('clean@v1', 100, root=root, shuffle=True, output='numpy')\n"
+        "assert sorted(harness.flat(map(harness.ids_of, loader))) == list(range(200))\n"
+        "state = loader.state_dict(); loader.load_state_dict(state); loader.close()\n"
+        "for words in ['ls', 'show clean', 'verify clean@v1 -q', 'diff clean@v1 clean@latest']:\n"
+        "    assert forebay._forebay.run_cli(['dataset', *words.split(), '--root', root]) == 0\n"
+        "for words in ['pin clean -q', 'pin new --topic wide -q', 'label clean@v1 prod', 'unpin clean@v1']:\n"
+        "    assert forebay._forebay.run_cli(['dataset', *words.split(), '--root', root]) == 5\n"
+    )
+    done = harness.python(code, shared, harness.TESTS)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("error:") == 4, done.stderr
+    assert sorted(path for path in shared.rglob("*")) == before, "nothing was written"
 
 
 def test_a_topic_of_somebody_else_can_be_read(shared: Path) -> None:

@@ -68,6 +68,9 @@ pub struct State {
     pub dataset: Option<PinnedRef>,
     /// The records trained on, fixed when the job starts; none where `dataset` says which.
     pub windows: Vec<Window>,
+    /// Number of the schema version under which records of a bare topic are read; that of a dataset version stands in it.
+    #[serde(default = "first_schema", skip_serializing_if = "is_first_schema")]
+    pub schema: u32,
     /// The order.
     pub plan: PlanKey,
     /// How far.
@@ -95,14 +98,30 @@ pub enum StateError {
 impl State {
     /// A state over records of a bare topic; the fingerprint is computed.
     pub fn new(topic: TopicName, windows: Vec<Window>, plan: PlanKey, cursor: Cursor) -> Self {
-        Self { version: STATE_VERSION, topic, dataset: None, windows, plan, cursor, fingerprint: String::new() }
-            .sealed()
+        Self {
+            version: STATE_VERSION,
+            topic,
+            dataset: None,
+            windows,
+            schema: 1,
+            plan,
+            cursor,
+            fingerprint: String::new(),
+        }
+        .sealed()
     }
 
     /// A state over a dataset version of records of `topic`.
     pub fn pinned(topic: TopicName, dataset: PinnedRef, plan: PlanKey, cursor: Cursor) -> Self {
         let (dataset, windows) = (Some(dataset), Vec::new());
-        Self { version: STATE_VERSION, topic, dataset, windows, plan, cursor, fingerprint: String::new() }.sealed()
+        Self { version: STATE_VERSION, topic, dataset, windows, schema: 1, plan, cursor, fingerprint: String::new() }
+            .sealed()
+    }
+
+    /// The same over records that are read under this schema version of their topic, counted from 1.
+    #[must_use]
+    pub fn under_schema(self, schema: u32) -> Self {
+        Self { schema, ..self }.sealed()
     }
 
     fn sealed(mut self) -> Self {
@@ -159,6 +178,9 @@ impl State {
         if self.dataset.is_some() && !self.windows.is_empty() {
             return wrong("it names a dataset version and windows besides".into());
         }
+        if self.schema == 0 || (self.dataset.is_some() && self.schema != 1) {
+            return wrong(format!("no such schema version: schema={}", self.schema));
+        }
         if self.cursor.n > self.samples() {
             let samples = self.samples();
             return wrong(format!("cursor past the end of the epoch: n={} samples={samples}", self.cursor.n));
@@ -173,10 +195,19 @@ impl State {
     }
 }
 
+fn first_schema() -> u32 {
+    1
+}
+
+fn is_first_schema(schema: &u32) -> bool {
+    *schema == 1
+}
+
 /// 128-bit digest of what fixes an order, as 32 hex digits. Not cryptographic: it finds mistakes, not attacks.
 fn fingerprint(state: &State) -> String {
     let State { topic, windows, plan, .. } = state;
     let text = match &state.dataset {
+        None if state.schema > 1 => serde_json::to_string(&(topic, windows, plan, state.schema)),
         None => serde_json::to_string(&(topic, windows, plan)),
         Some(dataset) => serde_json::to_string(&(topic, dataset, plan)),
     }
@@ -229,6 +260,20 @@ mod tests {
         }
         let both = State { dataset: pinned.dataset, ..state() };
         assert!(matches!(State::decode(&both.encode()), Err(StateError::Inconsistent { .. })));
+    }
+
+    #[test]
+    fn golden_bytes_under_a_later_schema() {
+        let later = state().under_schema(3);
+        let text = later.encode();
+        assert!(text.contains(r#""to":100}]}],"schema":3,"plan":{"#), "{text}");
+        assert_eq!(State::decode(&text).unwrap(), later);
+        assert_ne!(later.fingerprint, state().fingerprint);
+        assert_eq!(later.under_schema(1), state(), "the first is not written");
+        for (from, to) in [("\"schema\":3", "\"schema\":2"), ("\"schema\":3", "\"schema\":0"), ("\"schema\":3,", "")] {
+            let edited = text.replacen(from, to, 1);
+            assert!(matches!(State::decode(&edited), Err(StateError::Inconsistent { .. })), "{edited}");
+        }
     }
 
     #[test]

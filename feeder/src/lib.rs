@@ -11,15 +11,23 @@ pub mod schema;
 
 pub mod rows;
 
+pub mod widen;
+
+pub mod versions;
+
 pub mod ingest;
 
 pub mod log;
+
+pub mod catalogue;
 
 pub mod plan;
 
 pub mod reader;
 
 pub mod engine;
+
+pub mod bench;
 
 pub mod cli;
 

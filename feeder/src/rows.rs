@@ -43,6 +43,12 @@ impl Rows {
         Ok(Self { schema, count, columns })
     }
 
+    /// No rows.
+    pub fn empty(schema: Arc<Schema>) -> Self {
+        let columns = schema.columns().iter().map(|_| Buffer::from_vec(Vec::<u8>::new())).collect();
+        Self { schema, count: 0, columns }
+    }
+
     /// The schema.
     pub fn schema(&self) -> &Arc<Schema> {
         &self.schema

@@ -5,6 +5,7 @@ next. Importing this package brings in neither torch nor NumPy.
 """
 
 from forebay._forebay import Tensor, __version__
+from forebay.ceiling import ceiling
 from forebay.errors import (
     BusyError,
     ClosedError,
@@ -45,5 +46,6 @@ __all__ = [
     "TimeoutError",
     "Transform",
     "__version__",
+    "ceiling",
     "open",
 ]

@@ -1,4 +1,4 @@
-"""`DataLoader`: batches of a topic, in an exact order, for one rank.
+"""`DataLoader`: batches of a topic or of a dataset version, in an exact order, for one rank.
 
 Arguments and ranks are settled here; what happens at every step is in the compiled half (`_forebay.Loader`), whose
 iterator is handed out as it is unless there is a `transform`. torch and NumPy are imported with the first batch.
@@ -58,12 +58,12 @@ def open(  # noqa: A001 (forebay.open is what it is called)
     columns: Sequence[str] | None = None,
     output: str = "auto",
 ) -> Samples:
-    """The samples of a topic by index, for looking at them: `forebay.open("digits")[3]`."""
+    """The samples of a topic or of a dataset version by index, for looking at them: `forebay.open("clean@v1")[3]`."""
     return Samples(_dataset(dataset, root), columns, output)
 
 
 class Samples(Sequence[Batch]):
-    """The samples that a topic held when this was made, by index in the topic's own order."""
+    """The samples of a dataset version, or those that a topic held when this was made, by index in their own order."""
 
     def __init__(self, dataset: Dataset, columns: Sequence[str] | None, output: str) -> None:
         self._dataset = dataset
@@ -74,6 +74,11 @@ class Samples(Sequence[Batch]):
     def schema(self) -> str:
         """The columns as text."""
         return self._dataset.schema
+
+    @property
+    def version(self) -> str | None:
+        """The dataset version, as "clean@v1"; None for a bare topic."""
+        return self._dataset.version
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -90,9 +95,7 @@ class Samples(Sequence[Batch]):
 
 def _dataset(name: str, root: str | os.PathLike[str] | None) -> Dataset:
     if not isinstance(name, str):
-        raise InvalidError(f"dataset is the name of a topic: dataset={name!r}")
-    if "@" in name:
-        raise InvalidError(f"dataset versions are not in this version, name a topic: dataset={name!r}")
+        raise InvalidError(f"dataset is the name of a topic or of a version of a dataset: dataset={name!r}")
     folder: object = None
     with contextlib.suppress(TypeError):
         folder = os.fspath(default_root() if root is None else root)
@@ -104,11 +107,13 @@ def _dataset(name: str, root: str | os.PathLike[str] | None) -> Dataset:
 class DataLoader:
     """Yields the batches of one rank as dicts of tensors, in an order that a restart continues exactly.
 
-    The records are those that the topic holds when the loader is made; a state brings its own. Iterating again after a
-    `break` starts the epoch again; after its end, the next epoch; after `load_state_dict`, goes on there.
+    The records are those of a dataset version, fixed for ever, or those that the topic holds when the loader is made;
+    then a state brings its own. Iterating again after a `break` starts the epoch again; after its end, the next epoch;
+    after `load_state_dict`, goes on there.
 
     Args:
-        dataset: Name of a topic.
+        dataset: A version of a dataset, as "clean@v1", "clean@latest" or "clean@prod" (what these mean when the loader
+            is made), or the name of a topic.
         root: Folder of the topics. FOREBAY_ROOT, else ./forebay-data.
         batch_size: Samples of one batch of this rank.
         global_batch_size: Samples of one step over all ranks; instead of `batch_size`.
@@ -221,7 +226,7 @@ class DataLoader:
             "output": output,
         }
         self._dataset: Dataset | None = _dataset(dataset, root)
-        self._schema = self._dataset.schema
+        self._schema, self._version = self._dataset.schema, self._dataset.version
         self._closed = False
         self._pid = os.getpid()
         self._making = threading.Lock()
@@ -287,6 +292,11 @@ class DataLoader:
     def __len__(self) -> int:
         """Batches of a whole epoch, the same on every rank and wherever the cursor stands."""
         return self._native().steps()
+
+    @property
+    def version(self) -> str | None:
+        """The dataset version trained on, as "clean@v1" whatever it was asked for by; None for a bare topic."""
+        return self._version
 
     @property
     def samples(self) -> int:

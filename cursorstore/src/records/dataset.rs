@@ -12,7 +12,7 @@ use super::extent::SummedExtent;
 use super::manifest::ManifestPart;
 use super::{BadBody, Record, from_json, hex128, padded, to_json};
 use crate::position::is_name_part;
-use crate::{Incarnation, TopicName};
+use crate::{Extent, Incarnation, TopicName};
 
 /// One part of a window.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,7 +38,7 @@ impl PartRef {
     }
 }
 
-/// One window: a span of its own for the shuffle.
+/// One window. An epoch reads all windows of a version as one span; a version that grew begins with those of its parent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WindowRef {
@@ -92,6 +92,10 @@ pub struct DatasetVersion {
     pub recipe: String,
     /// What was asked for.
     pub selection: Selection,
+    /// The records looked at, one range per partition; of those the selection took the windows. Empty where they were not
+    /// ranges of that kind. A later version that looks at more of the same partitions only needs to add to the windows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub scanned: Vec<Extent>,
     /// The windows in order.
     pub windows: Vec<WindowRef>,
     /// Of all windows.
@@ -247,6 +251,7 @@ mod tests {
             schema: "id:int64, image:uint8[28x28]".into(),
             recipe: String::new(),
             selection: Selection { filter: Some("label_status = reviewed".into()), ..Selection::default() },
+            scanned: Vec::new(),
             windows,
             totals: Totals::default(),
             time_ms: Some((1_789_000_000_000, 1_790_000_000_000)),

@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::ingest::{DEFAULT_COLUMN, Event, Given, Plan, Progress, Request, Runner, Summary};
 use crate::log::Fsync;
 use crate::schema::Schema;
+use crate::versions::Defaults;
 
 const HELP: &str = "\
 Formats, told by their first bytes:
@@ -21,12 +22,19 @@ Formats, told by their first bytes:
   arrow    IPC files and streams, also LZ4 and Zstandard
 
 The schema is taken from the files, unless the topic exists or --schema says it. A schema may make
-integers wider and give values another shape of as many elements; nothing else is converted. It is
+numbers wider and give values another shape of as many elements; nothing else is converted. It is
 needed where files do not tell:
   lists of any length in parquet    --schema 'id:int64, embedding:float32[768]'
   bfloat16 in npy files             --schema 'weights:bfloat16[1024]'
 Types: bool, int8..int64, uint8..uint64, float16, bfloat16, float32, float64.
 An npy file's array is named 'data', unless schema or columns name it.
+
+A topic that exists takes files with its columns, by name; narrower numbers are widened. Its schema
+grows by files with more, and earlier rows are read as what they are in the new one:
+  wider numbers (int32 to int64)    the topic's column becomes as wide; --schema keeps it as it is
+  a new column                      needs its value in earlier rows: --default label=-1
+Columns added so may be missing in later files. Files that lack another column, or whose column has
+another type or shape, are refused.
 
 Nothing is written before all files are found good. Each record is stored once: when an ingest was
 interrupted, run the same command again and it goes on; files that are in the topic already are
@@ -36,6 +44,7 @@ Examples:
   forebay ingest digits.npz 'shards/*.parquet' --topic digits --root ./data
   forebay ingest train.parquet --topic train --columns id,image
   forebay ingest image.npy --topic images --schema 'image:uint8[3x224x224]' --partitions 4
+  forebay ingest labelled.parquet --topic train --default label=-1
   forebay ingest 'new/*.arrow' --topic train --dry-run";
 
 #[derive(Debug, clap::Args)]
@@ -53,6 +62,9 @@ pub(super) struct Args {
     /// Columns to take, in this order
     #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
     columns: Option<Vec<String>>,
+    /// Value of a new column in the topic's rows so far; for each element, if it has a shape
+    #[arg(long = "default", value_name = "COLUMN=VALUE")]
+    defaults: Vec<String>,
     /// Partitions of the topic, if it is made [default: 1]; a file is stored in one of them
     #[arg(long, value_name = "N")]
     partitions: Option<u32>,
@@ -85,6 +97,7 @@ pub(super) fn run(args: &Args, global: &Global, console: &mut Console<'_>) -> Re
             "topic": request.topic.to_string(),
             "root": request.root.display().to_string(),
             "schema": plan.schema().to_string(),
+            "schema_changes": plan.growth().map(|growth| &growth.changes),
             "dry_run": request.dry_run,
             "created": summary.created,
             "partitions": summary.partitions,
@@ -109,7 +122,8 @@ fn request(args: &Args, global: &Global) -> Result<Request> {
         root: global.root(),
         topic,
         sources: args.sources.clone(),
-        given: Given { schema, columns },
+        given: Given { schema, columns, growing: None },
+        defaults: Defaults::parse(&args.defaults)?,
         partitions: args.partitions,
         fsync: parse_fsync(&args.fsync)?,
         check: !args.no_check,
@@ -187,6 +201,10 @@ impl Progress for Show<'_, '_> {
                 let files = text::counted(plan.files().len() as u64, "file");
                 let bytes = plan.bytes().map_or(String::new(), |bytes| format!(", {}", text::bytes(bytes)));
                 self.console.note(&format!("schema: {}", plan.schema()));
+                if let Some(growth) = plan.growth() {
+                    let number = growth.version.number;
+                    self.console.note(&format!("the topic's schema grows to version {number}: {}", growth.changes));
+                }
                 self.console.note(&format!("{files}: {rows} of {} bytes each{bytes}", plan.schema().row_bytes()));
                 let unnamed = plan.schema().columns().len() == 1 && plan.schema().columns()[0].name == DEFAULT_COLUMN;
                 if unnamed && plan.files()[0].format == crate::ingest::Format::Npy {

@@ -5,15 +5,20 @@
 //! notes and progress go to `err`. An error is a line `error: ...`, followed by `try: ...` where there is a next step.
 //! Whoever closes `out` early (a pipe into `head`) has seen enough: that is no error.
 
+mod bench;
 mod console;
+mod dataset;
 mod ingest;
 mod interrupt;
 mod meter;
 mod plan;
 mod text;
 mod topic;
+mod trim;
 mod values;
 
+#[cfg(test)]
+mod dataset_tests;
 #[cfg(test)]
 mod tests;
 
@@ -38,13 +43,15 @@ Examples:
   forebay ingest digits.npz 'shards/*.parquet' --topic digits
   forebay topic show digits
   forebay topic tail digits -n 3
+  forebay dataset pin digits-clean --topic digits
   forebay plan digits --global-batch-size 256 --world-size 4
+  forebay bench digits --batch-size 256 --shuffle
 
 Exit codes:
    0  done
    1  a fault in forebay itself
    2  an argument, a file's types or a name is wrong: change it
-   3  the topic, file or column is not there
+   3  the topic, dataset version, file or column is not there
    4  it is there already
    5  access refused by the system
    6  somebody else holds it, for example another process writes the topic
@@ -97,8 +104,13 @@ enum Command {
     /// Make, list, look at, check and remove topics
     #[command(subcommand)]
     Topic(topic::Command),
+    /// Pin, list, compare, check and export dataset versions
+    #[command(subcommand)]
+    Dataset(dataset::Command),
     /// Show what training on a topic will cost and how well it mixes
     Plan(plan::Args),
+    /// Measure this machine's limits and the pipeline against them, in a few seconds
+    Bench(bench::Args),
 }
 
 /// Runs one command with writers of the caller; never draws a progress bar. Returns the exit code.
@@ -136,7 +148,9 @@ fn run_on(args: impl IntoIterator<Item = OsString>, console: &mut Console<'_>) -
     let work = || match &cli.command {
         Command::Ingest(args) => ingest::run(args, &cli.global, console),
         Command::Topic(command) => topic::run(command, &cli.global, console),
+        Command::Dataset(command) => dataset::run(command, &cli.global, console),
         Command::Plan(args) => plan::run(args, &cli.global, console),
+        Command::Bench(args) => bench::run(args, &cli.global, console),
     };
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(done) => finish(done, console),

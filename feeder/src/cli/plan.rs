@@ -4,9 +4,12 @@ use serde_json::json;
 
 use super::console::{Console, Failure};
 use super::{Global, text, topic};
+use crate::catalogue::Catalogue;
 use crate::engine::settings::{check_plan, check_step};
 use crate::error::{Error, Result};
+use crate::log::Root;
 use crate::plan::{Cost, Line, Quality, Share, Tail, default_key};
+use crate::schema::Schema;
 
 /// Full steps that the shuffle is judged by.
 const STEPS_JUDGED: u64 = 256;
@@ -24,7 +27,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub(super) struct Args {
-    /// Name of the topic
+    /// Name of the topic, or of a dataset version (NAME@v1)
     topic: String,
     /// Samples of a step, over all ranks
     #[arg(long, short = 'B', value_name = "B")]
@@ -61,8 +64,23 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args, global: &Global, console: &mut Console<'_>) -> Result<(), Failure> {
     check_step(args.global_batch_size, args.world_size)?;
     check_plan(args.lanes, args.chunk, args.pool)?;
-    let topic = topic::find(&args.topic, global)?;
-    let (total, row_bytes) = (topic.view()?.rows(), topic.schema().row_bytes() as u64);
+    let version = match args.topic.contains('@') {
+        true => Some(Catalogue::open(global.root())?.resolve(&args.topic)?),
+        false => None,
+    };
+    let topic = match &version {
+        Some(version) => Root::open(global.root())?.topic(&version.topic)?,
+        None => topic::find(&args.topic, global)?,
+    };
+    let row_bytes = match &version {
+        Some(version) => Schema::parse(&version.schema)?.row_bytes() as u64,
+        None => topic.schema().row_bytes() as u64,
+    };
+    let total = match &version {
+        Some(version) => version.totals.records,
+        None => topic.view()?.rows(),
+    };
+    let name = version.as_ref().map_or_else(|| topic.name().to_string(), |version| version.reference().to_string());
     if total == 0 {
         return Err(Error::invalid(format!("the topic has no rows: topic={}", topic.name()))
             .with_hint(format!("forebay ingest SOURCE... --topic {}", topic.name()))
@@ -78,6 +96,7 @@ pub(super) fn run(args: &Args, global: &Global, console: &mut Console<'_>) -> Re
             })
         });
         return console.object(&json!({
+            "dataset": version.as_ref().map(|version| version.reference().to_string()),
             "topic": topic.name().to_string(), "incarnation": topic.incarnation().to_string(), "key": key, "epoch": args.epoch,
             "global_batch_size": args.global_batch_size, "world_size": args.world_size, "row_bytes": row_bytes,
             "samples": cost.samples, "steps": cost.steps, "dropped": cost.dropped, "padded": cost.padded,
@@ -86,7 +105,7 @@ pub(super) fn run(args: &Args, global: &Global, console: &mut Console<'_>) -> Re
             "reads_per_byte": cost.reads_per_byte, "quality": quality,
         }));
     }
-    print(&topic.name().to_string(), args, row_bytes, (&line, &cost, quality.as_ref()), console)
+    print(&name, args, row_bytes, (&line, &cost, quality.as_ref()), console)
 }
 
 fn compute(args: &Args, total: u64, row_bytes: u64) -> Result<(Line, Cost, Option<Quality>)> {

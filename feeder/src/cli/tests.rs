@@ -1,5 +1,8 @@
 //! The command line as users meet it: what is printed, what is stored, and the exit code.
 
+#[path = "bench_tests.rs"]
+mod bench_tests;
+
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -14,35 +17,35 @@ use crate::ingest::fixtures::{npy, npz};
 use crate::log::{Root, WriterOptions};
 
 /// A directory with files and a root.
-struct Place {
-    dir: tempfile::TempDir,
+pub(super) struct Place {
+    pub(super) dir: tempfile::TempDir,
 }
 
 /// What a command said.
 #[derive(Debug)]
-struct Said {
-    code: u8,
-    out: String,
-    err: String,
+pub(super) struct Said {
+    pub(super) code: u8,
+    pub(super) out: String,
+    pub(super) err: String,
 }
 
 impl Place {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { dir: tempfile::tempdir().unwrap() }
     }
 
-    fn root(&self) -> PathBuf {
+    pub(super) fn root(&self) -> PathBuf {
         self.dir.path().join("data")
     }
 
-    fn file(&self, name: &str, bytes: &[u8]) -> String {
+    pub(super) fn file(&self, name: &str, bytes: &[u8]) -> String {
         let path = self.dir.path().join(name);
         std::fs::write(&path, bytes).unwrap();
         path.display().to_string()
     }
 
     /// Runs `forebay ARGS --root ROOT`.
-    fn run(&self, args: &[&str]) -> Said {
+    pub(super) fn run(&self, args: &[&str]) -> Said {
         let root = self.root().display().to_string();
         let all = [&["forebay"], args, &["--root", &root]].concat();
         let (mut out, mut err) = (Vec::new(), Vec::new());
@@ -50,19 +53,19 @@ impl Place {
         Said { code, out: String::from_utf8(out).unwrap(), err: String::from_utf8(err).unwrap() }
     }
 
-    fn good(&self, args: &[&str]) -> String {
+    pub(super) fn good(&self, args: &[&str]) -> String {
         let said = self.run(args);
         assert_eq!(said.code, 0, "{said:?}");
         assert!(!said.err.contains("error:"), "{said:?}");
         said.out
     }
 
-    fn json(&self, args: &[&str]) -> Value {
+    pub(super) fn json(&self, args: &[&str]) -> Value {
         serde_json::from_str(&self.good(&[args, &["--json"]].concat())).unwrap()
     }
 
     /// Asserts a failure with that code and words, and nothing on the standard output.
-    fn bad(&self, args: &[&str], code: u8, words: &[&str]) -> Said {
+    pub(super) fn bad(&self, args: &[&str], code: u8, words: &[&str]) -> Said {
         let said = self.run(args);
         assert_eq!((said.code, said.out.as_str()), (code, ""), "{said:?}");
         for word in words {
@@ -72,7 +75,7 @@ impl Place {
     }
 
     /// All rows of a topic as `tail` prints them.
-    fn rows(&self, topic: &str) -> Vec<Value> {
+    pub(super) fn rows(&self, topic: &str) -> Vec<Value> {
         let text = self.good(&["topic", "tail", topic, "-n", "1000000", "--json"]);
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
@@ -83,7 +86,7 @@ fn ids(from: i64, count: i64) -> Vec<u8> {
 }
 
 /// An npz with `id` from `from` on, and `pair`.
-fn pairs(from: i64, count: i64) -> Vec<u8> {
+pub(super) fn pairs(from: i64, count: i64) -> Vec<u8> {
     let pair: Vec<u8> = (from..from + count).flat_map(|n| [n as u8, 7]).collect();
     npz(&[("id", ids(from, count)), ("pair", npy("'|u1'", &format!("({count}, 2)"), &pair))], true)
 }
@@ -114,10 +117,21 @@ fn help_and_version_say_what_there_is() {
         &["topic", "tail"],
         &["topic", "rm"],
         &["topic", "verify"],
+        &["topic", "trim"],
+        &["dataset"],
+        &["dataset", "pin"],
+        &["dataset", "ls"],
+        &["dataset", "show"],
+        &["dataset", "label"],
+        &["dataset", "diff"],
+        &["dataset", "verify"],
+        &["dataset", "export"],
+        &["dataset", "unpin"],
         &["plan"],
+        &["bench"],
     ] {
         let help = place.good(&[command, &["--help"]].concat());
-        assert!(command == ["topic"] || help.contains("Examples:"), "{command:?}: {help}");
+        assert!(matches!(command, ["topic"] | ["dataset"]) || help.contains("Examples:"), "{command:?}: {help}");
     }
     place.bad(&["ingset"], 2, &["error:", "ingest"]);
     place.bad(&["ingest", "a.npy"], 2, &["--topic"]);
@@ -294,7 +308,11 @@ fn an_existing_topic_says_how_files_are_read() {
         &npz(&[("id", npy("'<f8'", "(1,)", &[0; 8])), ("pair", npy("'|u1'", "(1, 2)", &[1, 2]))], false),
     );
     place.bad(&["ingest", &wide, "--topic", "t", "-q"], 2, &["schema=int64 file=float64"]);
-    place.bad(&["ingest", &wide, "--topic", "t", "-q", "--schema", "id:int8"], 2, &["the topic has another schema"]);
+    place.bad(
+        &["ingest", &wide, "--topic", "t", "-q", "--schema", "id:int8"],
+        2,
+        &["the topic has another schema", "column=\"pair\""],
+    );
     place.bad(&["ingest", &wide, "--topic", "t", "-q", "--partitions", "3"], 2, &["w.npz"]);
     let fine = place.file("f.npz", &pairs(0, 1));
     place.bad(&["ingest", &fine, "--topic", "t", "-q", "--partitions", "3"], 2, &["another number of partitions"]);
@@ -428,4 +446,96 @@ fn plans_are_shown() {
     }
     place.bad(&["plan", "t", "-B", "20000", "--drop-last"], 2, &["larger than the topic", "at most 10000"]);
     place.bad(&["plan", "t", "-B", "0"], 2, &["a global batch has 1 to", "global_batch_size=0"]);
+}
+
+/// An npz with `id` as 64 or 32 bits, `pair`, and `label` if there is one.
+fn labelled(from: i64, count: i64, narrow: bool, label: Option<i16>) -> Vec<u8> {
+    let shape = format!("({count},)");
+    let id = match narrow {
+        true => npy("'<i4'", &shape, &(from..from + count).flat_map(|n| (n as i32).to_le_bytes()).collect::<Vec<_>>()),
+        false => ids(from, count),
+    };
+    let pair: Vec<u8> = (from..from + count).flat_map(|n| [n as u8, 7]).collect();
+    let mut arrays = vec![("id", id), ("pair", npy("'|u1'", &format!("({count}, 2)"), &pair))];
+    if let Some(label) = label {
+        arrays.push(("label", npy("'<i2'", &shape, &(0..count).flat_map(|_| label.to_le_bytes()).collect::<Vec<_>>())));
+    }
+    npz(&arrays, true)
+}
+
+#[test]
+fn a_topic_grows_by_what_files_bring_and_refuses_the_rest() {
+    let place = Place::new();
+    let old = place.file("old.npz", &labelled(0, 2, true, None));
+    place.good(&["ingest", &old, "--topic", "t"]);
+    let wide = place.file("wide.npz", &labelled(2, 2, false, None));
+    let dry = place.run(&["ingest", &wide, "--topic", "t", "--dry-run"]);
+    assert!(dry.err.contains("the topic's schema grows to version 2: id:int32 becomes int64"), "{dry:?}");
+    assert_eq!(place.json(&["topic", "show", "t"])["schemas"].as_array().unwrap().len(), 1);
+    place.bad(&["ingest", &wide, "--topic", "t", "-q", "--schema", "id:int32, pair:uint8[2]"], 2, &["file=int64"]);
+    assert_eq!(place.json(&["ingest", &wide, "--topic", "t"])["schema_changes"], "id:int32 becomes int64");
+
+    let label = place.file("label.npz", &labelled(4, 2, true, Some(5)));
+    place.bad(
+        &["ingest", &label, "--topic", "t", "-q"],
+        2,
+        &["label.npz", "column=\"label\" type=int16", "--default label=0"],
+    );
+    place.bad(&["ingest", &label, "--topic", "t", "-q", "--default", "label=70000"], 2, &["not a value", "label.npz"]);
+    place.bad(
+        &["ingest", &label, "--topic", "t", "-q", "--default", "lable=1", "--default", "label=1"],
+        3,
+        &["did you mean \"label\"?"],
+    );
+    place.bad(&["ingest", &label, "--topic", "new", "-q", "--default", "label=1"], 2, &["there is none yet"]);
+    assert_eq!(place.rows("t").len(), 4);
+    // One file that was not upgraded comes along.
+    let late = place.file("late.npz", &labelled(6, 1, true, None));
+    let args = ["ingest", &label, &late, "--topic", "t", "--default", "label=-1"];
+    place.good(&args);
+    assert!(place.good(&args).starts_with("already in the topic: 2 files"));
+    place.bad(&["ingest", &old, "--topic", "t", "-q", "--default", "label=3"], 2, &["keeps the default", "default=-1"]);
+    // Without the column, and with the column left out.
+    place.good(&[
+        "ingest",
+        &place.file("left.npz", &labelled(7, 1, false, Some(9))),
+        "--topic",
+        "t",
+        "--columns",
+        "id,pair",
+    ]);
+    let rows: Vec<(i64, i64)> = place
+        .rows("t")
+        .iter()
+        .map(|row| (row["row"]["id"].as_i64().unwrap(), row["row"]["label"].as_i64().unwrap()))
+        .collect();
+    assert_eq!(rows, [(0, -1), (1, -1), (2, -1), (3, -1), (4, 5), (5, 5), (6, -1), (7, -1)]);
+
+    for (name, file, words) in [
+        ("gone.npz", npz(&[("id", ids(0, 1))], true), &["no such column", "column=\"pair\""][..]),
+        (
+            "float.npz",
+            npz(&[("id", npy("'<f8'", "(1,)", &[0; 8])), ("pair", npy("'|u1'", "(1, 2)", &[1, 2]))], true),
+            &["schema=int64 file=float64"],
+        ),
+        (
+            "shape.npz",
+            npz(&[("id", ids(0, 1)), ("pair", npy("'|u1'", "(1, 3)", &[1, 2, 3]))], true),
+            &["schema=uint8[2] file=uint8[3]"],
+        ),
+    ] {
+        let code = if name == "gone.npz" { 3 } else { 2 };
+        place.bad(&["ingest", &place.file(name, &file), "--topic", "t", "-q"], code, words);
+    }
+    assert_eq!(place.rows("t").len(), 8);
+
+    let shown = place.good(&["topic", "show", "t"]);
+    assert!(shown.contains("id:int64, pair:uint8[2], label:int16"), "{shown}");
+    assert!(shown.contains("id:int32 becomes int64") && shown.contains("label:int16 is new (default -1)"), "{shown}");
+    let shown = place.json(&["topic", "show", "t"]);
+    assert_eq!(shown["schemas"][2]["defaults"], serde_json::json!({ "label": "-1" }));
+    let segments = shown["partitions"][0]["segments"].as_array().unwrap();
+    assert_eq!(segments.iter().map(|one| one["schema"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3]);
+    assert!(place.good(&["topic", "verify", "t", "-q"]).starts_with("8 rows are good"));
+    assert!(place.good(&["topic", "tail", "t", "-n", "1"]).contains("label=-1"));
 }

@@ -6,10 +6,12 @@ use serde_json::{Value, json};
 use super::console::{Console, Failure};
 use super::meter::Meter;
 use super::values::{row_json, row_text};
-use super::{Global, text};
+use super::{Global, text, trim};
+use crate::catalogue;
 use crate::error::{Error, Result};
 use crate::log::{PartitionView, Root, SegmentView, Topic, TopicOptions, TopicView};
 use crate::schema::Schema;
+use crate::versions::describe_growth;
 
 /// Bytes of rows that are read at once for showing.
 const SHOW_BYTES: u64 = 8 << 20;
@@ -67,7 +69,7 @@ With --json each row is an object on a line of its own, with all elements of its
     },
     /// Remove a topic with all its data
     #[command(
-        after_help = "Examples:\n  forebay topic rm digits          # says what would be lost\n  forebay topic rm digits --yes"
+        after_help = "Examples:\n  forebay topic rm digits          # says what would be lost\n  forebay topic rm digits --yes\n\nRefused while dataset versions or kept checkpoints need records of it, which are told; with --force\nthese can no longer be read."
     )]
     Rm {
         /// Name of the topic
@@ -75,7 +77,13 @@ With --json each row is an object on a line of its own, with all elements of its
         /// Really remove it
         #[arg(long)]
         yes: bool,
+        /// Even if versions or checkpoints need its records
+        #[arg(long)]
+        force: bool,
     },
+    /// Delete the oldest segments, as far as nobody needs them
+    #[command(after_help = trim::HELP)]
+    Trim(trim::Args),
     /// Read everything and compare it with its checksums
     #[command(
         after_help = "Examples:\n  forebay topic verify digits\n\nExits with 7 if anything is damaged, and names file, offset and rows."
@@ -103,7 +111,8 @@ pub(super) fn run(command: &Command, global: &Global, console: &mut Console<'_>)
         Command::Ls => list(global, console),
         Command::Show { topic } => show(&find(topic, global)?, console),
         Command::Tail { topic, rows, partition } => tail(&find(topic, global)?, *rows, *partition, console),
-        Command::Rm { topic, yes } => remove(&name(topic)?, *yes, global, console),
+        Command::Rm { topic, yes, force } => remove(&name(topic)?, *yes, *force, global, console),
+        Command::Trim(args) => trim::run(args, global, console),
         Command::Verify { topic, quiet } => {
             console.quiet = *quiet;
             verify(&find(topic, global)?, console)
@@ -196,6 +205,7 @@ fn show(topic: &Topic, console: &mut Console<'_>) -> Result<(), Failure> {
         ],
         vec!["segments".into(), format!("sealed at {}", text::bytes(options.segment_bytes))],
     ])?;
+    show_schemas(&view, console)?;
     console.line("")?;
     let mut table = vec![["PARTITION", "ROWS", "OFFSETS", "BYTES", "SEGMENTS"].map(str::to_owned).to_vec()];
     for partition in &view.partitions {
@@ -211,12 +221,28 @@ fn show(topic: &Topic, console: &mut Console<'_>) -> Result<(), Failure> {
         return Ok(());
     }
     console.line("")?;
-    let mut table = vec![["PARTITION", "OFFSETS", "FILE BYTES", "STATE", "FILE"].map(str::to_owned).to_vec()];
+    let mut table = vec![["PARTITION", "OFFSETS", "FILE BYTES", "SCHEMA", "STATE", "FILE"].map(str::to_owned).to_vec()];
     for segment in segments {
         let bytes = file_bytes(segment).map_or("gone".into(), text::bytes);
         let file = segment.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let offsets = format!("{}..{}", segment.base, segment.end);
-        table.push(vec![segment.partition.to_string(), offsets, bytes, state(segment).into(), file]);
+        let schema = segment.schema_number.to_string();
+        table.push(vec![segment.partition.to_string(), offsets, bytes, schema, state(segment).into(), file]);
+    }
+    console.table(&table)
+}
+
+/// How the schema came to be what it is, where it has changed.
+fn show_schemas(view: &TopicView, console: &mut Console<'_>) -> Result<(), Failure> {
+    let versions = view.schemas.versions();
+    if versions.len() < 2 {
+        return Ok(());
+    }
+    console.line("")?;
+    let mut table = vec![["SCHEMA", "COLUMNS"].map(str::to_owned).to_vec()];
+    table.push(vec!["1".into(), versions[0].schema.to_string()]);
+    for pair in versions.windows(2) {
+        table.push(vec![pair[1].number.to_string(), describe_growth(&pair[0].schema, &pair[1])]);
     }
     console.table(&table)
 }
@@ -254,7 +280,7 @@ fn tail(topic: &Topic, rows: u64, partition: Option<u32>, console: &mut Console<
     Ok(())
 }
 
-fn remove(name: &TopicName, yes: bool, global: &Global, console: &mut Console<'_>) -> Result<(), Failure> {
+fn remove(name: &TopicName, yes: bool, force: bool, global: &Global, console: &mut Console<'_>) -> Result<(), Failure> {
     let root = Root::open(global.root())?;
     if !yes {
         let rows = root.topic(name)?.view()?.rows();
@@ -262,7 +288,7 @@ fn remove(name: &TopicName, yes: bool, global: &Global, console: &mut Console<'_
             .with_hint(format!("forebay topic rm {name} --yes"))
             .into());
     }
-    root.remove_topic(name)?;
+    catalogue::remove_topic(&root, name, force)?;
     match console.json {
         true => console.object(&json!({ "removed": name.to_string() })),
         false => console.line(&format!("removed {name}")),
@@ -330,7 +356,7 @@ fn describe(topic: &Topic, view: &TopicView) -> Value {
     let partitions = view.partitions.iter().map(|partition| {
         let segments = partition.segments().iter().map(|segment| {
             json!({
-                "base": segment.base, "end": segment.end, "state": state(segment),
+                "base": segment.base, "end": segment.end, "state": state(segment), "schema": segment.schema_number,
                 "file_bytes": file_bytes(segment), "path": segment.path.display().to_string(),
             })
         });
@@ -340,6 +366,14 @@ fn describe(topic: &Topic, view: &TopicView) -> Value {
         })
     });
     value["partitions"] = Value::Array(partitions.collect());
+    let schemas = view.schemas.versions().iter().map(|version| {
+        let defaults = version.added.iter().map(|(name, element)| (name.clone(), json!(element.to_string())));
+        json!({
+            "schema": version.number, "columns": version.schema.columns(), "made_ms": version.made_ms,
+            "defaults": defaults.collect::<serde_json::Map<_, _>>(),
+        })
+    });
+    value["schemas"] = Value::Array(schemas.collect());
     value["row_bytes"] = view.schema.row_bytes().into();
     value["block_rows"] = topic.block_rows().into();
     value["options"] = json!(topic.options());

@@ -3,19 +3,27 @@
 //! Scatter, not gather: the destinations of a read are the rows' places in the slots to come. Rows of 4 KiB and more (and
 //! runs of neighbours as long) are read straight into place; smaller ones go through a scratch that stays in L2 and are
 //! copied out with non-temporal stores. Short gaps (headers, padding, other ranks' rows) land in a junk buffer rather
-//! than cost a read. A unit that is to be checked is read through the scratch, widened to whole checksummed pieces.
+//! than cost a read. A unit that is to be checked is read through the scratch, widened to whole checksummed pieces. Extents
+//! that lie in one block are read together, column after column, however small they are. What is stored under another
+//! schema than it is read under takes the turns of [`evolve`].
 //! In steady state nothing is allocated: jobs, reads and their lists are used again.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::Dataset;
+use super::apart::{self, Apart};
+use super::bad::{BadSample, bad_rows};
+use super::evolve::{self, DefaultRows, Widener};
 use super::feed::{Failure, Feed, Taken};
 use super::layout::SlotLayout;
+use super::reads::{Reads, token};
 use crate::error::{Error, ErrorKind, Result};
-use crate::log::{BlockRef, BlockSums, Found, PIECE_BYTES, SegmentView, column_at, crc32c};
+use crate::log::{BlockRef, BlockSums, Found, PAGE_BYTES, PIECE_BYTES, SegmentView, column_at, crc32c};
 use crate::plan::Run;
-use crate::reader::{MAX_PARTS, Part, Read, ReadError, ReadFile, Region, fence};
+use crate::reader::{Part, Read, ReadError, ReadFile, Region, fence};
+use crate::versions::Upgrade;
+use crate::widen::Widen;
 
 /// Gaps up to this size are read over, into the junk buffer.
 pub(super) const JUNK_BYTES: usize = 16 << 10;
@@ -23,8 +31,6 @@ pub(super) const JUNK_BYTES: usize = 16 << 10;
 const DIRECT_BYTES: usize = 4096;
 /// A column piece of at most so many runs is read straight whatever their size.
 const DIRECT_RUNS: usize = 4;
-/// A read ends before it grows beyond this, unless one row is larger.
-const READ_BYTES: u64 = 2 << 20;
 /// Rows from this size on are copied past the cache.
 const STREAMING_BYTES: usize = 256;
 
@@ -49,9 +55,13 @@ pub(super) struct Job {
     /// The unit's runs, cut at the borders of blocks.
     spans: Vec<Run>,
     copies: Vec<CopyOut>,
+    /// Rows of columns that their block does not have.
+    defaults: Vec<DefaultRows>,
     checks: Vec<Check>,
     /// Rows of a unit to be checked that no block holds any more, with the reason: bad ones, of which nothing is read.
     lost: Vec<(Run, String)>,
+    /// Checked rows that the scratch has no room for.
+    apart: Vec<Apart>,
     failed: Vec<(Range<u64>, Failure)>,
 }
 
@@ -63,11 +73,16 @@ struct CopyOut {
     at: usize,
     lo: u64,
     spans: Range<usize>,
+    /// Bytes of a row there, and what becomes of them.
+    row_bytes: usize,
+    widen: Option<Widen>,
 }
 
 /// Whole checksummed pieces of one column buffer that wait in the scratch.
 struct Check {
-    column: usize,
+    /// Index into the segment's columns, and bytes of a row there.
+    stored_at: usize,
+    row_bytes: usize,
     at: usize,
     bytes: usize,
     first_piece: usize,
@@ -78,17 +93,24 @@ struct Check {
 
 /// A block as far as one extent reaches: samples `first..end` of the line are its rows from `first_row` on.
 #[derive(Clone)]
-struct BlockSpan {
-    segment: Arc<SegmentView>,
-    file: Arc<ReadFile>,
-    block: BlockRef,
+pub(super) struct BlockSpan {
+    pub(super) segment: Arc<SegmentView>,
+    pub(super) file: Arc<ReadFile>,
+    pub(super) block: BlockRef,
     first: u64,
     end: u64,
     first_row: u64,
+    /// How its rows become those of the dataset; `None` where they are those.
+    upgrade: Option<Arc<Upgrade>>,
 }
 
 impl BlockSpan {
-    fn row_of(&self, index: u64) -> u64 {
+    /// Whether both are parts of one block.
+    fn is_beside(&self, other: &Self) -> bool {
+        self.block == other.block && Arc::ptr_eq(&self.file, &other.file)
+    }
+
+    pub(super) fn row_of(&self, index: u64) -> u64 {
         self.first_row + (index - self.first)
     }
 }
@@ -103,13 +125,6 @@ enum Located {
     },
 }
 
-/// A sample whose bytes are not what was written, with the reason.
-pub(super) struct BadSample {
-    pub(super) index: u64,
-    pub(super) span: Run,
-    pub(super) error: Error,
-}
-
 /// See the module. One per reader thread.
 pub(super) struct Assembler {
     dataset: Arc<Dataset>,
@@ -118,6 +133,8 @@ pub(super) struct Assembler {
     scratch: Region,
     scratch_bytes: usize,
     block: Option<BlockSpan>,
+    /// The parts of one block whose reads are still to be made, each with its first span.
+    group: Vec<(usize, BlockSpan)>,
     /// Part lists that came back with their reads.
     spare: Vec<Vec<Part>>,
     /// File offset one past the read made last.
@@ -126,6 +143,7 @@ pub(super) struct Assembler {
     piece: Vec<u8>,
     /// The checksums used last: the columns of a block are checked one after the other.
     sums: Option<(Arc<ReadFile>, BlockRef, BlockSums)>,
+    widener: Widener,
 }
 
 impl Assembler {
@@ -148,10 +166,12 @@ impl Assembler {
             scratch,
             scratch_bytes,
             block: None,
+            group: Vec::new(),
             spare: Vec::new(),
             read_end: 0,
             piece: Vec::new(),
             sums: None,
+            widener: Widener::default(),
         }
     }
 
@@ -168,30 +188,35 @@ impl Assembler {
         job.reads.clear();
         job.spans.clear();
         job.copies.clear();
+        job.defaults.clear();
         job.checks.clear();
         job.lost.clear();
+        job.apart.clear();
         job.failed.clear();
         let first_read = out.len();
-        let mut piece = 0;
+        self.group.clear();
         for at in 0..job.taken.unit.runs.len() {
             let mut run = job.taken.unit.runs[at];
             while run.count > 0 {
                 let inside = self.block.as_ref().is_some_and(|block| (block.first..block.end).contains(&run.index));
-                if !inside {
-                    self.make_reads(job, piece, number, out);
-                    piece = job.spans.len();
-                    self.block = match self.locate(run.index)? {
-                        Located::Block(block) => Some(block),
-                        Located::Lost { error, .. } if !job.check => return Err(error),
-                        Located::Lost { end, error } => {
-                            lose(job, &mut run, end, &error);
-                            piece = job.spans.len();
-                            None
-                        }
+                if !inside || self.group.is_empty() {
+                    let block = match self.block.take().filter(|_| inside) {
+                        Some(block) => block,
+                        None => match self.locate(run.index)? {
+                            Located::Block(block) => block,
+                            Located::Lost { error, .. } if !job.check => return Err(error),
+                            Located::Lost { end, error } => {
+                                self.make_reads(job, number, out);
+                                lose(job, &mut run, end, &error);
+                                continue;
+                            }
+                        },
                     };
-                    if self.block.is_none() {
-                        continue;
+                    if !self.group.last().is_none_or(|(_, last)| last.is_beside(&block)) {
+                        self.make_reads(job, number, out);
                     }
+                    self.group.push((job.spans.len(), block.clone()));
+                    self.block = Some(block);
                 }
                 let end = self.block.as_ref().map_or(run.index, |block| block.end);
                 let count = u64::from(run.count).min(end - run.index) as u32;
@@ -201,9 +226,22 @@ impl Assembler {
                 run.count -= count;
             }
         }
-        self.make_reads(job, piece, number, out);
+        self.make_reads(job, number, out);
+        if out.len() == first_read {
+            self.read_for_nothing(job, number, out);
+        }
         job.reads_left = out.len() - first_read;
         Ok(())
+    }
+
+    /// A unit of defaults alone would never come back: reads a page of its block, which also shows that it is there.
+    fn read_for_nothing(&mut self, job: &mut Job, number: usize, out: &mut Vec<Read>) {
+        let Some(block) = &self.block else { return };
+        let unit = &job.taken.unit;
+        job.reads.push(unit.from..unit.from + u64::from(unit.count));
+        let mut parts = self.spare.pop().unwrap_or_default();
+        parts.push(Part { region: JUNK, at: 0, bytes: PAGE_BYTES as u32 });
+        out.push(Read { file: block.file.clone(), offset: block.block.header, parts, token: token(number, 0) });
     }
 
     fn locate(&self, index: u64) -> Result<Located> {
@@ -215,13 +253,34 @@ impl Assembler {
         };
         let first_row = offset - block.base;
         let end = index + count.min(u64::from(block.rows) - first_row);
-        Ok(Located::Block(BlockSpan { segment, file, block, first: index, end, first_row }))
+        let upgrade = self.dataset.upgrade(&segment)?;
+        Ok(Located::Block(BlockSpan { segment, file, block, first: index, end, first_row, upgrade }))
     }
 
-    /// The reads of `job.spans[from..]`, which lie in the current block.
-    fn make_reads(&mut self, job: &mut Job, from: usize, number: usize, out: &mut Vec<Read>) {
-        let spans = from..job.spans.len();
-        let (Some(block), Some(first), Some(last)) = (&self.block, job.spans.get(from), job.spans.last()) else {
+    /// The reads of the spans of `self.group`, which lie in one block: column after column, so that offsets grow.
+    fn make_reads(&mut self, job: &mut Job, number: usize, out: &mut Vec<Read>) {
+        let mut group = std::mem::take(&mut self.group);
+        for at in 0..self.layout.by_file.len() {
+            let column = self.layout.by_file[at];
+            for (part, (from, block)) in group.iter().enumerate() {
+                let to = group.get(part + 1).map_or(job.spans.len(), |(next, _)| *next);
+                self.make_column_reads(job, column, (*from..to, block), number, out);
+            }
+        }
+        group.clear();
+        self.group = group;
+    }
+
+    /// The reads of one column of some spans, which lie in one part of a block.
+    fn make_column_reads(
+        &mut self,
+        job: &mut Job,
+        column: usize,
+        (spans, block): (Range<usize>, &BlockSpan),
+        number: usize,
+        out: &mut Vec<Read>,
+    ) {
+        let (Some(first), Some(last)) = (job.spans[spans.clone()].first(), job.spans[spans.clone()].last()) else {
             return;
         };
         let samples = first.index..last.index + u64::from(last.count);
@@ -236,43 +295,44 @@ impl Assembler {
             file: &block.file,
             number,
         };
-        for &c in &self.layout.by_file {
-            let placed = &self.layout.columns[c];
-            let bytes = placed.row_bytes;
-            let buffer = block.block.body + column_at(self.dataset.schema(), block.block.rows, placed.at);
-            let run_bytes = bytes * rows as usize / spans.len();
-            if !job.check && (run_bytes >= DIRECT_BYTES || spans.len() <= DIRECT_RUNS) {
-                for span in &job.spans[spans.clone()] {
-                    let slot = job.taken.slots[(span.step - job.taken.unit.first_step) as usize] as usize;
-                    let at = slot * self.layout.slot_bytes + placed.offset + span.row as usize * bytes;
-                    let offset = buffer + block.row_of(span.index) * bytes as u64;
-                    let part = Part { region: SLAB, at, bytes: (span.count as usize * bytes) as u32 };
-                    reads.push(offset, part, span.index..span.index + u64::from(span.count));
-                }
-                continue;
+        let placed = &self.layout.columns[column];
+        let stored = match evolve::stored(block.upgrade.as_deref(), placed) {
+            Ok(stored) => stored,
+            Err(element) => return job.defaults.push(DefaultRows::new(column, placed, element, spans)),
+        };
+        let bytes = stored.row_bytes;
+        let buffer = block.block.body + column_at(block.segment.schema(), block.block.rows, stored.at);
+        let run_bytes = bytes * rows as usize / spans.len();
+        let short = run_bytes < DIRECT_BYTES && spans.len() > DIRECT_RUNS;
+        if !job.check && !short && stored.widen.is_none() {
+            for span in &job.spans[spans] {
+                let slot = job.taken.slots[(span.step - job.taken.unit.first_step) as usize] as usize;
+                let at = slot * self.layout.slot_bytes + placed.offset + span.row as usize * bytes;
+                let offset = buffer + block.row_of(span.index) * bytes as u64;
+                let part = Part { region: SLAB, at, bytes: (span.count as usize * bytes) as u32 };
+                reads.push(offset, part, span.index..span.index + u64::from(span.count));
             }
-            let (mut start, mut end) = (row * bytes, (row + count) * bytes);
-            if job.check {
-                start = start / PIECE_BYTES * PIECE_BYTES;
-                end = end.next_multiple_of(PIECE_BYTES).min(block.block.rows as usize * bytes);
+            return;
+        }
+        let (mut start, mut end) = (row * bytes, (row + count) * bytes);
+        if job.check {
+            start = start / PIECE_BYTES * PIECE_BYTES;
+            end = end.next_multiple_of(PIECE_BYTES).min(block.block.rows as usize * bytes);
+            if job.scratch_used + (end - start) > self.scratch_bytes {
+                return job.apart.push(Apart { column, stored, block: block.clone(), spans });
             }
-            let at = job.scratch + job.scratch_used;
-            job.scratch_used += end - start;
-            debug_assert!(job.scratch_used <= self.scratch_bytes, "scratch of a job overflows");
-            let part = Part { region: SCRATCH, at, bytes: (end - start) as u32 };
-            reads.push(buffer + start as u64, part, samples.clone());
-            let rows_at = at + row * bytes - start;
-            job.copies.push(CopyOut { column: c, at: rows_at, lo: samples.start, spans: spans.clone() });
-            if job.check {
-                job.checks.push(Check {
-                    column: c,
-                    at,
-                    bytes: end - start,
-                    first_piece: start / PIECE_BYTES,
-                    block: block.clone(),
-                    samples: samples.clone(),
-                });
-            }
+        }
+        let at = job.scratch + job.scratch_used;
+        job.scratch_used += end - start;
+        assert!(job.scratch_used <= self.scratch_bytes, "scratch of a job overflows");
+        let part = Part { region: SCRATCH, at, bytes: (end - start) as u32 };
+        reads.push(buffer + start as u64, part, samples.clone());
+        let rows_at = at + row * bytes - start;
+        let (row_bytes, widen) = (bytes, stored.widen);
+        job.copies.push(CopyOut { column, at: rows_at, lo: samples.start, spans, row_bytes, widen });
+        if job.check {
+            let (stored_at, bytes, first_piece) = (stored.at, end - start, start / PIECE_BYTES);
+            job.checks.push(Check { stored_at, row_bytes, at, bytes, first_piece, block: block.clone(), samples });
         }
     }
 
@@ -290,17 +350,20 @@ impl Assembler {
         for copy in &job.copies {
             let placed = &self.layout.columns[copy.column];
             for span in &job.spans[copy.spans.clone()] {
-                let bytes = span.count as usize * placed.row_bytes;
-                let from = copy.at + (span.index - copy.lo) as usize * placed.row_bytes;
+                let bytes = span.count as usize * copy.row_bytes;
+                let from = copy.at + (span.index - copy.lo) as usize * copy.row_bytes;
                 let slot = job.taken.slots[(span.step - job.taken.unit.first_step) as usize] as usize;
                 let at = slot * self.layout.slot_bytes + placed.offset + span.row as usize * placed.row_bytes;
-                if bytes >= STREAMING_BYTES {
+                if let Some(widen) = copy.widen {
+                    self.widener.turn(widen, &self.scratch, from, bytes, &self.slab, at);
+                } else if bytes >= STREAMING_BYTES {
                     self.slab.copy_from_streaming(at, &self.scratch, from, bytes);
                 } else {
                     self.slab.copy_from(at, &self.scratch, from, bytes);
                 }
             }
         }
+        job.defaults.iter().for_each(|rows| rows.write(&self.slab, &self.layout, &job.taken, &job.spans));
         if !job.copies.is_empty() {
             fence();
         }
@@ -308,6 +371,12 @@ impl Assembler {
             for at in 0..job.checks.len() {
                 self.check(job, at, bad);
             }
+        }
+        if !job.apart.is_empty() {
+            let Job { taken, apart, spans, failed, .. } = job;
+            let slot_bytes = self.layout.slot_bytes;
+            let slot_of = |span: &Run| taken.slots[(span.step - taken.unit.first_step) as usize] as usize * slot_bytes;
+            apart::fill(apart, spans, &slot_of, (&self.layout, &self.slab), bad, failed);
         }
         for (span, why) in job.lost.drain(..) {
             bad_rows(&span, span.index..span.index + u64::from(span.count), &why, bad);
@@ -329,18 +398,18 @@ impl Assembler {
             }
             Err(error) => return job.failed.push((check.samples.clone(), Failure::of(&error))),
         };
-        let placed = &self.layout.columns[check.column];
+        let (schema, row_bytes) = (check.block.segment.schema(), check.row_bytes as u64);
         let mut buffer = std::mem::take(&mut self.piece);
         for (piece, at) in (check.first_piece..).zip((0..check.bytes).step_by(PIECE_BYTES)) {
             buffer.resize(PIECE_BYTES.min(check.bytes - at), 0);
             self.scratch.read(check.at + at, &mut buffer);
-            if sums.column(placed.at).get(piece) == Some(&crc32c(&buffer)) {
+            if sums.column(check.stored_at).get(piece) == Some(&crc32c(&buffer)) {
                 continue;
             }
             let (start, length) = ((piece * PIECE_BYTES) as u64, buffer.len() as u64);
-            let rows = start / placed.row_bytes as u64..(start + length).div_ceil(placed.row_bytes as u64);
+            let rows = start / row_bytes..(start + length).div_ceil(row_bytes);
             let block = &check.block;
-            let column = block.block.body + column_at(self.dataset.schema(), block.block.rows, placed.at);
+            let column = block.block.body + column_at(schema, block.block.rows, check.stored_at);
             for span in &job.spans {
                 for index in span.index..span.index + u64::from(span.count) {
                     if check.samples.contains(&index) && rows.contains(&block.row_of(index)) {
@@ -348,7 +417,7 @@ impl Assembler {
                             "data do not match their checksum: file={} block={} column={:?} offset={} bytes={}",
                             block.segment.path.display(),
                             block.block.base,
-                            placed.column.name,
+                            schema.columns()[check.stored_at].name,
                             column + start,
                             length
                         ));
@@ -410,12 +479,6 @@ fn lose(job: &mut Job, run: &mut Run, end: u64, error: &Error) {
     run.count -= span.count;
 }
 
-/// Adds those of a span's samples that are among `samples`.
-fn bad_rows(span: &Run, samples: Range<u64>, why: &str, bad: &mut Vec<BadSample>) {
-    let (from, to) = (span.index.max(samples.start), (span.index + u64::from(span.count)).min(samples.end));
-    bad.extend((from..to).map(|index| BadSample { index, span: *span, error: Error::corrupt(why) }));
-}
-
 /// The `seq` of the step that a run belongs to.
 pub(super) fn seq_of(taken: &Taken, run: &Run) -> u64 {
     taken.first_seq + (run.step - taken.unit.first_step)
@@ -425,64 +488,4 @@ pub(super) fn seq_of(taken: &Taken, run: &Run) -> u64 {
 pub(super) fn place_of(job: &Job, sample: &BadSample) -> (u32, u32) {
     let slot = job.taken.slots[(sample.span.step - job.taken.unit.first_step) as usize];
     (slot, sample.span.row + (sample.index - sample.span.index) as u32)
-}
-
-/// Reads under construction: what follows closely enough is joined to the last one.
-struct Reads<'a> {
-    out: &'a mut Vec<Read>,
-    /// The samples of each of this job's reads.
-    ranges: &'a mut Vec<Range<u64>>,
-    spare: &'a mut Vec<Vec<Part>>,
-    end: &'a mut u64,
-    file: &'a Arc<ReadFile>,
-    number: usize,
-}
-
-impl Reads<'_> {
-    /// `part` is filled from `offset` on with the rows of `samples`. Offsets grow within a block.
-    fn push(&mut self, offset: u64, part: Part, samples: Range<u64>) {
-        let next = offset + u64::from(part.bytes);
-        if let (Some(read), Some(range)) = (self.out.last_mut(), self.ranges.last_mut())
-            && Arc::ptr_eq(&read.file, self.file)
-            && join(read, *self.end, offset, &part)
-        {
-            *range = range.start.min(samples.start)..range.end.max(samples.end);
-        } else {
-            let token = token(self.number, self.ranges.len());
-            self.ranges.push(samples);
-            let mut parts = self.spare.pop().unwrap_or_default();
-            parts.push(part);
-            self.out.push(Read { file: self.file.clone(), offset, parts, token });
-        }
-        *self.end = next;
-    }
-}
-
-/// Adds `part` to `read`, which ends at `end`, if only a short gap lies between.
-fn join(read: &mut Read, end: u64, offset: u64, part: &Part) -> bool {
-    let Some(gap) = offset.checked_sub(end) else { return false };
-    let bytes = offset + u64::from(part.bytes) - read.offset;
-    if gap > JUNK_BYTES as u64 || bytes > READ_BYTES || read.parts.len() + 2 > MAX_PARTS {
-        return false;
-    }
-    if gap > 0 {
-        read.parts.push(Part { region: JUNK, at: 0, bytes: gap as u32 });
-    }
-    match read.parts.last_mut() {
-        Some(last) if last.region == part.region && part.region != JUNK && last.at + last.bytes as usize == part.at => {
-            last.bytes += part.bytes;
-        }
-        _ => read.parts.push(*part),
-    }
-    true
-}
-
-/// Token of a job's read.
-fn token(job: usize, read: usize) -> u64 {
-    (job as u64) << 32 | read as u64
-}
-
-/// Job and read of a token.
-pub(super) fn parse_token(token: u64) -> (usize, usize) {
-    ((token >> 32) as usize, token as u32 as usize)
 }

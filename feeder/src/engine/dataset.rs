@@ -2,20 +2,30 @@
 //!
 //! A dataset is a topic's view and a list of windows over it. For a bare topic the windows are "all records now in the
 //! topic", fixed when the job starts and kept in its states; a resumed job gets the windows of its state, checked against
-//! the topic as it is now: same incarnation, nothing missing. While it lives, a dataset guards what it reads.
+//! the topic as it is now: same incarnation, nothing missing. For a version (`name@v1`) they are the version's, in one
+//! window, and states name it instead. While it lives, a dataset guards what it reads.
+//!
+//! All records are read under one schema version of the topic: the newest when the job starts, that of its state when it
+//! is resumed, that of a dataset version, so that a topic which has grown in between changes no tensor's type. Records
+//! stored under another version are upgraded as they are read.
 
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use cursorstore::{Extent, State, TopicName, Window, WindowList};
+use cursorstore::position::BadTopicName;
+use cursorstore::records::DatasetVersion;
+use cursorstore::{Extent, PinnedRef, State, TopicName, Window, WindowList};
 
+use super::evolve;
 use super::layout::SlotLayout;
+use crate::catalogue::{self, Catalogue, Lines};
 use crate::error::{Error, ErrorKind, Result};
-use crate::log::{Found, Guard, PIECE_BYTES, Root, SegmentView, Topic, TopicView, column_at, crc32c};
+use crate::log::{Found, Guard, PIECE_BYTES, Root, SegmentView, Topic, TopicView, block_rows, column_at, crc32c};
 use crate::reader::ReadFile;
 use crate::schema::{Column, Schema};
+use crate::versions::{SchemaVersion, Upgrade};
 
 /// Segment files held open at once by one dataset.
 pub const OPEN_FILES_MAX: usize = 64;
@@ -25,8 +35,14 @@ pub struct Dataset {
     root: PathBuf,
     topic: Topic,
     view: TopicView,
+    /// None for a version, whose states name it.
     windows: Vec<Window>,
+    pinned: Option<PinnedRef>,
     line: WindowList,
+    /// What records are read as.
+    under: SchemaVersion,
+    /// How rows of other versions become that, by number.
+    upgrades: Mutex<HashMap<u32, Arc<Upgrade>>>,
     /// Keeps retention away; `None` where the topic's folder cannot be written, and once the job is over.
     guard: Option<Guard>,
     files: Mutex<Files>,
@@ -80,6 +96,31 @@ impl Files {
 }
 
 impl Dataset {
+    /// The records that `name` means under `root`: those of a dataset version if there is an `@` in it (`clean@v1`,
+    /// `clean@prod`), else all that are now in the topic of that name.
+    pub fn named(root: &Path, name: &str) -> Result<Self> {
+        if name.contains('@') {
+            let catalogue = Catalogue::open(root)?;
+            return Self::of_version(&catalogue, &catalogue.resolve(name)?);
+        }
+        let wrong = |error: BadTopicName| Error::invalid(error.to_string());
+        Self::all_of(root, &name.parse().map_err(wrong)?)
+    }
+
+    /// The records of a dataset version, all of which must still be there.
+    pub fn of_version(catalogue: &Catalogue, version: &DatasetVersion) -> Result<Self> {
+        let root = catalogue.path();
+        let topic = Root::open(&root)?.topic(&version.topic)?;
+        let view = topic.view()?;
+        let Lines { window, lowest } = catalogue.lines(version, &view)?;
+        let under = catalogue::schema_of(version, &view)?;
+        let (guard, notices) = guard(&topic, &lowest)?;
+        let line = WindowList::new(&[window]);
+        let (windows, pinned) = (Vec::new(), Some(catalogue::pinned_ref(version)));
+        let (upgrades, files, notices) = (Mutex::default(), Mutex::default(), Mutex::new(notices));
+        Ok(Self { root, topic, view, windows, pinned, line, under, upgrades, guard, files, notices })
+    }
+
     /// All records now in the topic `name` under `root`.
     pub fn all_of(root: &Path, name: &TopicName) -> Result<Self> {
         let topic = Root::open(root)?.topic(name)?;
@@ -91,7 +132,8 @@ impl Dataset {
             to: partition.end,
         });
         let windows = vec![Window { extents: extents.filter(|extent| extent.count() > 0).collect() }];
-        let dataset = Self::new(root.to_path_buf(), topic, view, windows)?;
+        let under = view.schemas.newest().clone();
+        let dataset = Self::new(root.to_path_buf(), topic, view, windows, under)?;
         if dataset.line.total() == 0 {
             return Err(Error::new(ErrorKind::NotFound, format!("the topic holds no records: topic={name}"))
                 .with_hint(format!("forebay ingest FILES... --topic {name}")));
@@ -127,10 +169,22 @@ impl Dataset {
                 ));
             }
         }
-        Self::new(self.root.clone(), topic, view, state.windows.clone())
+        let under = view.schemas.version(state.schema).cloned().ok_or_else(|| {
+            Error::new(
+                ErrorKind::StateMismatch,
+                format!(
+                    "the state is of a schema version that the topic has not had: topic={} state={} versions={}",
+                    state.topic,
+                    state.schema,
+                    view.schemas.versions().len()
+                ),
+            )
+        })?;
+        Self::new(self.root.clone(), topic, view, state.windows.clone(), under)
     }
 
-    fn new(root: PathBuf, topic: Topic, view: TopicView, windows: Vec<Window>) -> Result<Self> {
+    /// The records of `windows`, read under one of the view's schema versions.
+    fn new(root: PathBuf, topic: Topic, view: TopicView, windows: Vec<Window>, under: SchemaVersion) -> Result<Self> {
         let line = WindowList::new(&windows);
         let mut lowest: Vec<u64> = view.partitions.iter().map(|partition| partition.end).collect();
         for extent in line.extents() {
@@ -138,20 +192,9 @@ impl Dataset {
                 *lowest = extent.from.min(*lowest);
             }
         }
-        let mut notices = Notices::default();
-        let guard = match topic.guard(&lowest) {
-            Ok(guard) => Some(guard),
-            // Whoever may only read the topic cannot hold it either; a read of a removed segment is then an error.
-            Err(error) if error.kind() == ErrorKind::Permission => {
-                notices.tell(&format!(
-                    "the topic's folder cannot be written, so nothing keeps its records from being deleted while they are read: {error}"
-                ));
-                None
-            }
-            Err(error) => return Err(error),
-        };
-        let (files, notices) = (Mutex::default(), Mutex::new(notices));
-        Ok(Self { root, topic, view, windows, line, guard, files, notices })
+        let (guard, notices) = guard(&topic, &lowest)?;
+        let (upgrades, files, notices) = (Mutex::default(), Mutex::default(), Mutex::new(notices));
+        Ok(Self { root, topic, view, windows, pinned: None, line, under, upgrades, guard, files, notices })
     }
 
     /// Lets go of what is guarded and of all files: nothing more will be read.
@@ -171,19 +214,83 @@ impl Dataset {
         self.topic.name()
     }
 
-    /// The topic's schema.
+    /// The schema that records are read under.
     pub fn schema(&self) -> &Arc<Schema> {
-        &self.view.schema
+        &self.under.schema
+    }
+
+    /// Its number among the topic's schema versions.
+    pub fn schema_number(&self) -> u32 {
+        self.under.number
+    }
+
+    /// How the rows of a segment become those of [`schema`](Self::schema); `None` where they are those.
+    pub(super) fn upgrade(&self, segment: &SegmentView) -> Result<Option<Arc<Upgrade>>> {
+        if segment.schema_number == self.under.number {
+            return Ok(None);
+        }
+        let mut known = self.upgrades.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(upgrade) = known.get(&segment.schema_number) {
+            return Ok(Some(upgrade.clone()));
+        }
+        let upgrade = Arc::new(self.view.schemas.upgrade(segment.schema(), &self.under.schema)?);
+        known.insert(segment.schema_number, upgrade.clone());
+        Ok(Some(upgrade))
     }
 
     /// Rows of a full block.
     pub(super) fn block_rows(&self) -> u32 {
-        self.topic.block_rows()
+        block_rows(&self.under.schema, self.topic.options().block_bytes)
     }
 
-    /// The windows trained on.
+    /// The windows trained on, as states keep them: none for a version.
     pub fn windows(&self) -> &[Window] {
         &self.windows
+    }
+
+    /// The dataset version trained on; `None` for a bare topic.
+    pub fn pinned(&self) -> Option<&PinnedRef> {
+        self.pinned.as_ref()
+    }
+
+    /// What to give a loader to read this: `clean@v1`, or the topic's name.
+    pub fn reference(&self) -> String {
+        self.pinned.as_ref().map_or_else(|| self.topic.name().to_string(), |pinned| pinned.version.clone())
+    }
+
+    /// Refuses a state that is over something else: other records, or this version under its name but with another content.
+    /// Says what to give a loader for it.
+    pub(super) fn check_state(&self, state: &State) -> Result<()> {
+        let ours = self.reference();
+        let theirs = state.dataset.as_ref().map_or_else(|| state.topic.to_string(), |pinned| pinned.version.clone());
+        let mismatch = |text: String, hint: String| Err(Error::new(ErrorKind::StateMismatch, text).with_hint(hint));
+        match (&state.dataset, &self.pinned) {
+            (None, None) if state.topic == *self.topic.name() => Ok(()),
+            (Some(state), Some(pinned)) if state == pinned => Ok(()),
+            (Some(state), Some(pinned)) if state.version == pinned.version => mismatch(
+                format!(
+                    "the dataset version was unpinned and made again with other records since the state was saved: version={ours} state={} version_now={}",
+                    state.fingerprint, pinned.fingerprint
+                ),
+                "go on from a checkpoint made since, or restore the folder 'store' of the root from a copy".into(),
+            ),
+            (Some(_), _) => {
+                // A version that is gone says so, and which ones there are.
+                let found = Catalogue::open(&self.root).and_then(|catalogue| catalogue.resolve(&theirs));
+                let text = format!("the state is of another dataset than this loader: state={theirs} loader={ours}");
+                match found {
+                    Ok(_) => mismatch(text, format!("forebay.DataLoader({theirs:?}, ...)")),
+                    Err(error) if error.kind() == ErrorKind::NotFound => {
+                        Err(Error::new(ErrorKind::StateMismatch, text).with_source(error))
+                    }
+                    Err(error) => Err(error),
+                }
+            }
+            (None, _) => mismatch(
+                format!("the state is of another topic than this loader: state={theirs} loader={ours}"),
+                format!("forebay.DataLoader({theirs:?}, ...)"),
+            ),
+        }
     }
 
     /// The windows on a line.
@@ -251,18 +358,27 @@ impl Dataset {
             Err(error) => return Err(error),
         };
         let mut columns = Vec::with_capacity(layout.columns.len());
+        let upgrade = self.upgrade(&segment)?;
         for placed in &layout.columns {
-            let (start, end) = (row * placed.row_bytes, (row + 1) * placed.row_bytes);
+            let stored = match evolve::stored(upgrade.as_deref(), placed) {
+                Ok(stored) => stored,
+                Err(element) => {
+                    columns.push(element.bytes().repeat(placed.column.elements()));
+                    continue;
+                }
+            };
+            let row_bytes = stored.row_bytes;
+            let (start, end) = (row * row_bytes, (row + 1) * row_bytes);
             let first = start / PIECE_BYTES;
             let from = first * PIECE_BYTES;
-            let whole = end.next_multiple_of(PIECE_BYTES).min(block.rows as usize * placed.row_bytes);
+            let whole = end.next_multiple_of(PIECE_BYTES).min(block.rows as usize * row_bytes);
             let mut bytes = vec![0; whole - from];
-            let at = block.body + column_at(self.schema(), block.rows, placed.at) + from as u64;
+            let at = block.body + column_at(segment.schema(), block.rows, stored.at) + from as u64;
             file.file().read_exact_at(&mut bytes, at).map_err(|error| {
                 Error::io(format!("cannot read a sample: file={} offset={at}", segment.path.display()), error)
             })?;
             for (piece, bytes) in (first..).zip(bytes.chunks(PIECE_BYTES)) {
-                if sums.column(placed.at).get(piece) != Some(&crc32c(bytes)) {
+                if sums.column(stored.at).get(piece) != Some(&crc32c(bytes)) {
                     let error = Error::corrupt(format!(
                         "data do not match their checksum: file={} block={} column={:?} sample={index}",
                         segment.path.display(),
@@ -270,13 +386,35 @@ impl Dataset {
                         placed.column.name
                     ));
                     // Every row that reaches into the piece is as bad.
-                    let next = (piece * PIECE_BYTES + bytes.len()).div_ceil(placed.row_bytes);
+                    let next = (piece * PIECE_BYTES + bytes.len()).div_ceil(row_bytes);
                     return Ok(Sample::Bad { error, rows: ((next - row) as u64).min(count) });
                 }
             }
-            columns.push(bytes[start - from..end - from].to_vec());
+            let bytes = &bytes[start - from..end - from];
+            let mut value = Vec::new();
+            match stored.widen {
+                None => value.extend_from_slice(bytes),
+                Some(widen) => widen.append(bytes, &mut value),
+            }
+            columns.push(value);
         }
         Ok(Sample::Good(columns))
+    }
+}
+
+/// Holds a topic's records from these offsets on. Whoever may only read the topic cannot hold it; a read of a removed
+/// segment is then an error.
+fn guard(topic: &Topic, lowest: &[u64]) -> Result<(Option<Guard>, Notices)> {
+    let mut notices = Notices::default();
+    match topic.guard(lowest) {
+        Ok(guard) => Ok((Some(guard), notices)),
+        Err(error) if error.kind() == ErrorKind::Permission => {
+            notices.tell(&format!(
+                "the topic's folder cannot be written, so nothing keeps its records from being deleted while they are read: {error}"
+            ));
+            Ok((None, notices))
+        }
+        Err(error) => Err(error),
     }
 }
 

@@ -108,12 +108,12 @@ impl Loader {
             closed: false,
             pid: std::process::id(),
         };
-        loader.check_size(total)?;
+        loader.check_size(total, &loader.layout)?;
         Ok(loader)
     }
 
     /// Refuses a batch that `total` samples can never fill, and a `mask` beside a column of that name.
-    fn check_size(&self, total: u64) -> Result<()> {
+    fn check_size(&self, total: u64, layout: &SlotLayout) -> Result<()> {
         if self.steps_in(total) == 0 {
             return Err(Error::invalid(format!(
                 "the batch is larger than the data, and drop_last leaves out what does not fill one: global_batch_size={} samples={total}",
@@ -121,7 +121,7 @@ impl Loader {
             ))
             .with_hint(format!("use a batch of at most {total}, or drop_last=False")));
         }
-        let taken = self.layout.columns.iter().any(|placed| placed.column.name == MASK);
+        let taken = layout.columns.iter().any(|placed| placed.column.name == MASK);
         if self.settings.masked() && taken {
             return Err(Error::invalid(
                 "a column is named 'mask', as is what marks repeated rows: leave it out by columns=, or use drop_last=True or tail='short'",
@@ -206,8 +206,12 @@ impl Loader {
                 }
             }
         };
-        let windows = self.dataset.windows().to_vec();
-        Ok(State::new(self.dataset.name().clone(), windows, self.key.clone(), cursor))
+        let (topic, key) = (self.dataset.name().clone(), self.key.clone());
+        Ok(match self.dataset.pinned() {
+            Some(pinned) => State::pinned(topic, pinned.clone(), key, cursor),
+            None => State::new(topic, self.dataset.windows().to_vec(), key, cursor)
+                .under_schema(self.dataset.schema_number()),
+        })
     }
 
     /// Sets the cursor back to after `consumed` batches of this iteration, as if the others had never been taken.
@@ -225,12 +229,7 @@ impl Loader {
                 format!("the state is of another {what} than this loader: state={state} loader={here}"),
             ))
         };
-        if state.topic != *self.dataset.name() {
-            return mismatch("topic", &state.topic, self.dataset.name());
-        }
-        if let Some(dataset) = &state.dataset {
-            return mismatch("dataset", &dataset.version, self.dataset.name());
-        }
+        self.dataset.check_state(state)?;
         if state.plan.version != PLAN_VERSION {
             return mismatch("version of the order", &state.plan.version, &PLAN_VERSION);
         }
@@ -252,16 +251,33 @@ impl Loader {
         }
         check_epoch(state.cursor.epoch)?;
         settings::check_plan(Some(state.plan.lanes), Some(state.plan.chunk), Some(state.plan.pool))?;
-        if state.windows != self.dataset.windows() || state.plan != self.key {
-            let dataset = self.dataset.of_state(state)?;
-            self.check_size(dataset.line().total())?;
-            self.dataset = Arc::new(dataset);
+        // That of a version stands in the version.
+        let same_schema = state.dataset.is_some() || state.schema == self.dataset.schema_number();
+        if state.windows != self.dataset.windows() || state.plan != self.key || !same_schema {
+            if state.dataset.is_none() {
+                self.take_records(state)?;
+            }
             self.key = state.plan.clone();
             self.stop();
         }
         self.cursor = state.cursor;
         self.begun = state.cursor;
         self.phase = Phase::Fresh { named: false };
+        Ok(())
+    }
+
+    /// Takes the records of a topic that a state is over, and reads them as the state's job did.
+    fn take_records(&mut self, state: &State) -> Result<()> {
+        let dataset = self.dataset.of_state(state)?;
+        let (names, rows) = (self.settings.columns.as_deref(), self.settings.rank_batch());
+        let layout = SlotLayout::new(dataset.schema(), names, rows).map_err(|error| {
+            let text = format!("the state is of schema version {} of its topic: {error}", state.schema);
+            Error::new(ErrorKind::StateMismatch, text)
+                .with_hint("take the columns that the job began with, or begin a new one")
+        })?;
+        self.check_size(dataset.line().total(), &layout)?;
+        self.layout = Arc::new(layout);
+        self.dataset = Arc::new(dataset);
         Ok(())
     }
 
@@ -424,8 +440,7 @@ impl Loader {
         Stats { bad_records: self.bad_records.len() as u64, ..stats }
     }
 
-    /// Lines that the user should read once: how files are read, that batches overflow, that the topic is not guarded, what
-    /// of it is damaged though it can be read. Taken, not kept.
+    /// Lines that the user should read once: how files are read, overflow, a missing guard, damage. Taken, not kept.
     pub fn take_notices(&mut self) -> Vec<String> {
         let mut notices = std::mem::take(&mut self.notices);
         notices.extend(self.dataset.take_notices());

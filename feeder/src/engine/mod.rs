@@ -22,12 +22,16 @@
 pub mod settings;
 
 pub mod dataset;
+mod evolve;
 
 mod layout;
 
 mod feed;
 
+mod apart;
 mod assemble;
+mod bad;
+mod reads;
 
 mod pump;
 

@@ -12,10 +12,12 @@ use std::time::Duration;
 use slab::FreeWaiter;
 
 use super::Dataset;
-use super::assemble::{Assembler, BadSample, JUNK_BYTES, Job, parse_token, place_of, seq_of};
+use super::assemble::{Assembler, JUNK_BYTES, Job, place_of, seq_of};
+use super::bad::BadSample;
 use super::dataset::Sample;
 use super::feed::{Failure, Feed, Incident, Take};
 use super::layout::SlotLayout;
+use super::reads::parse_token;
 use super::settings::{Checksum, OnBadRecord, Settings};
 use crate::error::{Error, ErrorKind, Result};
 use crate::reader::{self, BlockReader, Done, Read, Region};

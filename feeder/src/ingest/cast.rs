@@ -1,9 +1,10 @@
 //! From elements as a file stores them to elements as a topic stores them.
 //!
-//! Lossless only: bytes swapped to little endian, integers widened, booleans made 0 or 1. Everything else is refused
+//! Lossless only: bytes swapped to little endian, numbers [widened](Widen), booleans made 0 or 1. Everything else is refused
 //! when columns are chosen, so that casting cannot fail.
 
 use crate::schema::Dtype;
+use crate::widen::Widen;
 
 /// A conversion of elements that loses nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +20,7 @@ impl Cast {
     pub(super) fn new(from: Dtype, to: Dtype, swap: bool) -> Option<Self> {
         // Arrow and parquet have no bfloat16: people bring it as uint16, and a given schema says what it is.
         let same = from == to || (from == Dtype::UInt16 && to == Dtype::BFloat16);
-        (same || widens(from, to)).then_some(Self { from, to, swap })
+        (same || Widen::new(from, to).is_some()).then_some(Self { from, to, swap })
     }
 
     /// Bytes of one element before.
@@ -44,28 +45,12 @@ impl Cast {
         if self.to.bytes() == width {
             return raw;
         }
-        let mut wide = Vec::with_capacity(raw.len() / width * self.to.bytes());
-        let (signed, fill) = (is_signed(self.from), self.to.bytes() - width);
-        for element in raw.chunks_exact(width) {
-            let negative = signed && element[width - 1] & 0x80 != 0;
-            wide.extend_from_slice(element);
-            wide.extend_from_slice(&[if negative { 0xff } else { 0 }; 8][..fill]);
+        let mut wide = Vec::new();
+        if let Some(widen) = Widen::new(self.from, self.to) {
+            widen.append(&raw, &mut wide);
         }
         wide
     }
-}
-
-/// Whether every integer of `from` is one of `to`, with more bytes.
-fn widens(from: Dtype, to: Dtype) -> bool {
-    is_integer(from) && is_integer(to) && to.bytes() > from.bytes() && (is_signed(to) || !is_signed(from))
-}
-
-fn is_signed(dtype: Dtype) -> bool {
-    matches!(dtype, Dtype::Int8 | Dtype::Int16 | Dtype::Int32 | Dtype::Int64)
-}
-
-fn is_integer(dtype: Dtype) -> bool {
-    is_signed(dtype) || matches!(dtype, Dtype::UInt8 | Dtype::UInt16 | Dtype::UInt32 | Dtype::UInt64)
 }
 
 #[cfg(test)]
@@ -100,6 +85,11 @@ mod tests {
             (UInt16, BFloat16),
             (UInt32, Int64),
             (UInt32, UInt64),
+            (Float16, Float32),
+            (Float16, Float64),
+            (BFloat16, Float32),
+            (BFloat16, Float64),
+            (Float32, Float64),
         ];
         assert_eq!(allowed, expected);
     }
@@ -110,6 +100,7 @@ mod tests {
         assert_eq!(cast(Dtype::Int16, Dtype::Int64, false, &(-2i16).to_le_bytes()), (-2i64).to_le_bytes());
         assert_eq!(cast(Dtype::Int16, Dtype::Int32, true, &(-2i16).to_be_bytes()), (-2i32).to_le_bytes());
         assert_eq!(cast(Dtype::UInt16, Dtype::Int32, false, &65535u16.to_le_bytes()), 65535i32.to_le_bytes());
+        assert_eq!(cast(Dtype::Float32, Dtype::Float64, true, &1.5f32.to_be_bytes()), 1.5f64.to_le_bytes());
         assert_eq!(cast(Dtype::Float64, Dtype::Float64, true, &1.5f64.to_be_bytes()), 1.5f64.to_le_bytes());
         assert_eq!(cast(Dtype::Bool, Dtype::Bool, false, &[0, 1, 7]), [0, 1, 1]);
         assert!(!Cast::new(Dtype::Bool, Dtype::Bool, false).unwrap().is_identity());

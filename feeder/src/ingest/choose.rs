@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use super::Given;
 use super::cast::Cast;
+use super::grow::choose_for_topic;
 use crate::error::{Error, ErrorKind, Result, nearest};
 use crate::schema::{Column, Dtype, Schema};
 
@@ -47,6 +48,9 @@ pub(super) struct Take {
 
 /// The schema of the rows and the columns to read, in its order.
 pub(super) fn choose(path: &Path, found: &[Found], given: &Given) -> Result<(Arc<Schema>, Vec<Take>)> {
+    if let Some(growing) = given.growing.as_deref().filter(|_| given.schema.is_none()) {
+        return choose_for_topic(path, found, given.columns.as_deref(), growing);
+    }
     let names = wanted(path, found, given)?;
     let mut columns = Vec::with_capacity(names.len());
     let mut takes = Vec::with_capacity(names.len());
@@ -89,19 +93,25 @@ fn wanted(path: &Path, found: &[Found], given: &Given) -> Result<Vec<String>> {
     if names.is_empty() {
         return Err(Error::invalid(format!("the file has no columns: path={}", path.display())));
     }
-    for (at, name) in names.iter().enumerate() {
-        let twice = names[..at].contains(name) || found.iter().filter(|column| column.name == *name).count() > 1;
-        if twice {
+    names_once(path, found, &names)?;
+    Ok(names)
+}
+
+/// Refuses a name that is asked for twice, or that two columns have.
+pub(super) fn names_once(path: &Path, found: &[Found], names: &[impl AsRef<str>]) -> Result<()> {
+    for (at, name) in names.iter().map(AsRef::as_ref).enumerate() {
+        let before = names[..at].iter().any(|other| other.as_ref() == name);
+        if before || found.iter().filter(|column| column.name == *name).count() > 1 {
             return Err(Error::invalid(format!(
                 "two columns have the same name: path={} column={name:?}",
                 path.display()
             )));
         }
     }
-    Ok(names)
+    Ok(())
 }
 
-fn find(path: &Path, found: &[Found], name: &str) -> Result<usize> {
+pub(super) fn find(path: &Path, found: &[Found], name: &str) -> Result<usize> {
     found.iter().position(|column| column.name == name).ok_or_else(|| {
         let names: Vec<&str> = found.iter().map(|column| column.name.as_str()).collect();
         let meant = nearest(name, names.iter().copied()).map(|n| format!(" (did you mean {n:?}?)")).unwrap_or_default();
@@ -117,7 +127,7 @@ fn find(path: &Path, found: &[Found], name: &str) -> Result<usize> {
 }
 
 /// The column as the file has it.
-fn infer(path: &Path, found: &[Found], from: usize) -> Result<(Column, Take)> {
+pub(super) fn infer(path: &Path, found: &[Found], from: usize) -> Result<(Column, Take)> {
     let column = &found[from];
     let dtype = match &column.element {
         Element::Known(dtype) => *dtype,
@@ -149,7 +159,7 @@ fn infer(path: &Path, found: &[Found], from: usize) -> Result<(Column, Take)> {
 }
 
 /// The column as the schema wants it, if the file's can be that without loss.
-fn take_as(path: &Path, found: &[Found], from: usize, target: &Column) -> Result<Take> {
+pub(super) fn take_as(path: &Path, found: &[Found], from: usize, target: &Column) -> Result<Take> {
     let column = &found[from];
     let dtype = match &column.element {
         Element::Known(dtype) => *dtype,
@@ -230,7 +240,7 @@ fn unsupported(path: &Path, found: &[Found], column: &Found, name: &str) -> Erro
 }
 
 /// Type of a column in the words of schemas, `?` for a length that is not known.
-fn describe(column: &Found) -> String {
+pub(super) fn describe(column: &Found) -> String {
     let element = match &column.element {
         Element::Known(dtype) => dtype.name(),
         Element::Void2 => "void2",
@@ -277,6 +287,7 @@ mod tests {
         let given = Given {
             schema: schema.map(|text| Schema::parse(text).unwrap()),
             columns: columns.map(|text| text.split(',').map(str::to_owned).collect()),
+            growing: None,
         };
         choose(Path::new("f"), &file(), &given)
     }

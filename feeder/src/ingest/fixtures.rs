@@ -53,11 +53,11 @@ pub(crate) fn npz(members: &[(&str, Vec<u8>)], deflated: bool) -> Vec<u8> {
 }
 
 pub(super) fn given(schema: &str) -> Given {
-    Given { schema: Some(Schema::parse(schema).unwrap()), columns: None }
+    Given { schema: Some(Schema::parse(schema).unwrap()), ..Given::default() }
 }
 
 pub(super) fn columns(names: &str) -> Given {
-    Given { schema: None, columns: Some(names.split(',').map(str::to_owned).collect()) }
+    Given { columns: Some(names.split(',').map(str::to_owned).collect()), ..Given::default() }
 }
 
 /// Everything in a file, read in parts of `rows_max` rows.

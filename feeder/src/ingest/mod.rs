@@ -2,7 +2,8 @@
 //!
 //! A [`Decoder`] reads one file as [`Rows`] of fixed-shape columns, in the file's order, in bounded memory. [`open`]
 //! picks it by the file's first bytes. What a file holds and what a topic takes meet in [`Given`]: without it the schema
-//! is inferred, with it only equal types, wider integers and other shapes of as many elements are accepted.
+//! is inferred, with it only equal types, wider numbers and other shapes of as many elements are accepted. A topic that is
+//! there takes what it can hold, and [grows](Growing) by what is wider or declared.
 //!
 //! Files come from outside: a truncated or altered one is an error that names file and place, never a panic, and no
 //! buffer is allocated by a size that a file merely declares. Nothing is guessed: nulls, ragged lists, text and pickled
@@ -16,6 +17,7 @@
 mod arrow_type;
 mod cast;
 mod choose;
+mod grow;
 mod ipc;
 mod ipc_buffers;
 mod ipc_layout;
@@ -48,8 +50,9 @@ use crate::error::{Error, Result};
 use crate::rows::Rows;
 use crate::schema::Schema;
 
+pub use grow::Growing;
 pub use npy::DEFAULT_COLUMN;
-pub use plan::{Plan, PlannedFile};
+pub use plan::{Grown, Plan, PlannedFile};
 pub use progress::{Event, Progress, Stage};
 pub use runner::{Request, Runner, Summary};
 pub use source::FILES_MAX;
@@ -61,6 +64,8 @@ pub struct Given {
     pub schema: Option<Schema>,
     /// The columns to take, in this order. With a schema: the same names.
     pub columns: Option<Vec<String>>,
+    /// The topic that is there, where there is one.
+    pub growing: Option<Arc<Growing>>,
 }
 
 /// Reads one file as rows.

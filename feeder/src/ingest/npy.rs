@@ -13,7 +13,7 @@ use arrow_buffer::Buffer;
 use super::choose::{Found, Take, choose};
 use super::npy_header::{Fields, Header, HeaderError};
 use super::raw::{FileRange, Input, Raw};
-use super::{Decoder, Given, check_forward};
+use super::{Decoder, Given, Growing, check_forward};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rows::Rows;
 use crate::schema::Schema;
@@ -47,9 +47,11 @@ impl NpyDecoder {
             ))
             .with_hint("a truncated file must be written again; arrays appended to one file go into an npz"));
         }
+        let topic = given.growing.as_deref().and_then(Growing::only_column);
         let name = match (&given.schema, &given.columns) {
             (Some(schema), _) if schema.columns().len() == 1 => &schema.columns()[0].name,
             (None, Some(columns)) if columns.len() == 1 => &columns[0],
+            (None, None) => topic.unwrap_or(DEFAULT_COLUMN),
             _ => DEFAULT_COLUMN,
         };
         let (schema, takes) = choose(path, &found(path, name, &header)?, given)?;

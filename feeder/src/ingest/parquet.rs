@@ -54,7 +54,10 @@ impl ParquetDecoder {
         let columns: Vec<Found> = meta.schema().fields().iter().map(|field| found(field)).collect();
         let (schema, takes) = choose(path, &columns, given).map_err(|error| {
             // A file that does not say how long its lists are shows it in its first row.
-            match given.schema.is_none() && error.hint().is_some_and(|hint| hint.contains("[N")) {
+            match given.schema.is_none()
+                && given.growing.is_none()
+                && error.hint().is_some_and(|hint| hint.contains("[N"))
+            {
                 true => with_first_row(path, &file, &meta, &columns, given, error),
                 false => error,
             }

@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use super::progress::{Event, Progress, Stage};
 use super::source::{Stamp, identify, resolve};
-use super::{Decoder, Format, Given, open};
+use super::{Decoder, Format, Given, Growing, open};
 use crate::error::{Error, Result};
 use crate::schema::{Column, Schema};
+use crate::versions::{Growth, SchemaVersion, describe_growth};
 
 /// One file to ingest.
 #[derive(Clone, Debug)]
@@ -26,6 +27,8 @@ pub struct PlannedFile {
     /// Its identity: name, size and content.
     pub source: u128,
     pub(super) stamp: Stamp,
+    /// What its rows are read as; the topic takes them.
+    pub(super) schema: Arc<Schema>,
 }
 
 /// See the module.
@@ -33,32 +36,54 @@ pub struct PlannedFile {
 pub struct Plan {
     schema: Arc<Schema>,
     files: Vec<PlannedFile>,
-    given: Given,
+    growth: Option<Grown>,
+}
+
+/// How a topic's schema grows by an ingest.
+#[derive(Clone, Debug)]
+pub struct Grown {
+    /// The next schema version.
+    pub version: SchemaVersion,
+    /// What changes, for people.
+    pub changes: String,
 }
 
 impl Plan {
     /// Opens all files that the patterns name. With a schema given, files are read as it says; without, they must all
-    /// have the same columns, in any order.
+    /// have the same columns, in any order. For a topic that is there each must fit it, or be what it can grow by.
     pub fn new(patterns: &[String], given: &Given, progress: &mut dyn Progress) -> Result<Self> {
         let (paths, notes) = resolve(patterns)?;
         notes.iter().for_each(|note| progress.report(Event::Note(note)));
         let Some(first) = paths.first() else { return Err(Error::invalid("no files are named")) };
-        let schema = open(first, given)?.schema().clone();
+        let first_schema = open(first, given)?.schema().clone();
+        let mut growth = given.growing.as_deref().map(|growing| (growing, growing.schemas.growth()));
         let mut opened = Vec::with_capacity(paths.len());
         for path in &paths {
             let decoder = open(path, given)?;
-            if *decoder.schema() != schema {
-                agree((first, &schema), (path, decoder.schema()))?;
+            let mut schema = decoder.schema().clone();
+            if let Some((growing, growth)) = &mut growth {
+                growth.take(&schema, &growing.defaults).map_err(|error| at(path, error))?;
+            } else if schema != first_schema {
+                agree((first, &first_schema), (path, &schema))?;
+                // Columns in the first file's order for all.
+                schema = first_schema.clone();
             }
-            opened.push((Format::of(path)?, decoder.rows_total()));
+            opened.push(Opened { format: Format::of(path)?, rows: decoder.rows_total(), schema });
         }
-        // Columns in the first file's order for all.
-        let given = Given { schema: Some((*schema).clone()), columns: None };
+        let (schema, growth) = match growth {
+            None => (first_schema, None),
+            Some((growing, growth)) => grown(growing, growth)?,
+        };
         let files = identify_all(&paths, &opened, progress)?;
-        Ok(Self { schema, files, given })
+        Ok(Self { schema, files, growth })
     }
 
-    /// The schema that all files are read as.
+    /// How the topic's schema grows, if it does.
+    pub fn growth(&self) -> Option<&Grown> {
+        self.growth.as_ref()
+    }
+
+    /// The schema that the topic has then.
     pub fn schema(&self) -> &Arc<Schema> {
         &self.schema
     }
@@ -78,26 +103,49 @@ impl Plan {
         self.rows()?.checked_mul(self.schema.row_bytes() as u64)
     }
 
-    /// A decoder of one file that gives rows of the plan's schema.
+    /// A decoder of one file that gives rows as the topic takes them.
     pub fn open(&self, file: &PlannedFile) -> Result<Box<dyn Decoder>> {
-        let decoder = open(&file.path, &self.given)?;
+        let given = Given { schema: Some((*file.schema).clone()), ..Given::default() };
+        let decoder = open(&file.path, &given)?;
         file.stamp.check(&file.path)?;
         Ok(decoder)
     }
 }
 
+/// What opening a file told.
+struct Opened {
+    format: Format,
+    rows: Option<u64>,
+    schema: Arc<Schema>,
+}
+
+/// The schema that a topic has in the end, and how it comes to that.
+fn grown(growing: &Growing, growth: Growth<'_>) -> Result<(Arc<Schema>, Option<Grown>)> {
+    growth.check_defaults(&growing.defaults)?;
+    let newest = growing.schemas.newest();
+    let Some(version) = growth.version(0)? else { return Ok((newest.schema.clone(), None)) };
+    let changes = describe_growth(&newest.schema, &version);
+    Ok((version.schema.clone(), Some(Grown { version, changes })))
+}
+
+/// The error with the file that it is about.
+fn at(path: &Path, error: Error) -> Error {
+    let hint = error.hint().map(str::to_owned);
+    let error = Error::new(error.kind(), format!("{error} path={}", path.display()));
+    match hint {
+        Some(hint) => error.with_hint(hint),
+        None => error,
+    }
+}
+
 /// Hashes the files and leaves out those that are the same as one before.
-fn identify_all(
-    paths: &[PathBuf],
-    opened: &[(Format, Option<u64>)],
-    progress: &mut dyn Progress,
-) -> Result<Vec<PlannedFile>> {
+fn identify_all(paths: &[PathBuf], opened: &[Opened], progress: &mut dyn Progress) -> Result<Vec<PlannedFile>> {
     let bytes = paths.iter().filter_map(|path| path.metadata().ok()).map(|meta| meta.len()).sum();
     progress.report(Event::Begin { stage: Stage::Identify, bytes });
     let mut files: Vec<PlannedFile> = Vec::with_capacity(paths.len());
     let mut known = std::collections::HashMap::new();
     let mut notes = Vec::new();
-    for (path, (format, rows)) in paths.iter().zip(opened) {
+    for (path, opened) in paths.iter().zip(opened) {
         let (source, file_bytes, stamp) = identify(path, &mut |bytes| progress.report(Event::Advance { bytes }))?;
         match known.insert(source, path) {
             Some(same) => {
@@ -106,9 +154,15 @@ fn identify_all(
                     "two files of the same name and content, taken once (rename one to have both): path={path} same={same}"
                 ));
             }
-            None => {
-                files.push(PlannedFile { path: path.clone(), format: *format, file_bytes, rows: *rows, source, stamp })
-            }
+            None => files.push(PlannedFile {
+                path: path.clone(),
+                format: opened.format,
+                file_bytes,
+                rows: opened.rows,
+                source,
+                stamp,
+                schema: opened.schema.clone(),
+            }),
         }
     }
     progress.report(Event::End);

@@ -6,17 +6,19 @@
 //! is acknowledged stays, also when a later file fails.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 
 use cursorstore::TopicName;
 
 use super::plan::{Plan, PlannedFile};
 use super::progress::{Event, Progress, Stage};
-use super::{Decoder, Given};
+use super::{Decoder, Given, Growing};
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::{Fsync, Origin, Root, Topic, TopicOptions, Writer, WriterOptions};
 use crate::rows::Rows;
 use crate::schema::Schema;
+use crate::versions::Defaults;
 
 /// Rows of about so many bytes are appended at once.
 const APPEND_BYTES: usize = 8 << 20;
@@ -37,6 +39,8 @@ pub struct Request {
     pub sources: Vec<String>,
     /// Schema and columns.
     pub given: Given,
+    /// What the topic's rows have in columns that the files add to it.
+    pub defaults: Defaults,
     /// Partitions of the topic, if it is made; must agree if it is there.
     pub partitions: Option<u32>,
     /// Durability of appends.
@@ -121,6 +125,10 @@ impl<'a> Runner<'a> {
             };
             writers = self.writers(&topic)?;
             summary.created = true;
+        }
+        if plan.growth().is_some() && !todo.is_empty() {
+            // All of them, so that none goes on under the earlier schema.
+            writers.iter().try_for_each(|writer| writer.grow(plan.schema(), &self.request.defaults).map(drop))?;
         }
         self.write(&plan, &todo, &writers, &mut summary)?;
         summary.partitions = writers.len() as u32;
@@ -277,19 +285,28 @@ struct Todo {
     partition: Option<usize>,
 }
 
-/// The schema for reading: the topic's, if it is there.
+/// How files are read: as the topic takes them, if it is there.
 fn given_for(request: &Request, topic: Option<&Topic>) -> Result<Given> {
-    let Some(topic) = topic else { return Ok(request.given.clone()) };
-    match &request.given.schema {
-        Some(schema) if schema != &**topic.schema() => Err(Error::invalid(format!(
-            "the topic has another schema: topic={} schema={:?} wanted={:?}",
-            topic.name(),
-            topic.schema().to_string(),
-            schema.to_string()
-        ))
-        .with_hint("leave out --schema, or ingest into another topic")),
-        _ => Ok(Given { schema: Some((**topic.schema()).clone()), columns: request.given.columns.clone() }),
+    let Some(topic) = topic else {
+        return match request.defaults.is_empty() {
+            true => Ok(request.given.clone()),
+            false => Err(Error::invalid(format!(
+                "defaults are for columns that are added to a topic, and there is none yet: topic={}",
+                request.topic
+            ))
+            .with_hint("leave out --default")),
+        };
+    };
+    let schemas = topic.schemas()?;
+    if let Some(schema) = &request.given.schema {
+        let mut growth = schemas.growth();
+        growth.take(schema, &request.defaults).map_err(|error| {
+            let text = format!("the topic has another schema, {error} schema={:?}", topic.schema().to_string());
+            Error::new(error.kind(), text).with_hint("leave out --schema, or ingest into another topic")
+        })?;
     }
+    let growing = Arc::new(Growing { schemas, defaults: request.defaults.clone() });
+    Ok(Given { growing: Some(growing), ..request.given.clone() })
 }
 
 /// What the topic lacks of each file.
@@ -387,6 +404,7 @@ mod tests {
             topic: "t".parse().unwrap(),
             sources: vec![path.display().to_string()],
             given: Given::default(),
+            defaults: Defaults::default(),
             partitions: None,
             fsync: Fsync::Never,
             check: true,

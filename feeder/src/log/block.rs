@@ -14,7 +14,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use arrow_buffer::MutableBuffer;
+use arrow_buffer::{Buffer, MutableBuffer};
 use arrow_ipc::{Buffer as IpcBuffer, FieldNode, MessageBuilder, MessageHeader, MetadataVersion, RecordBatchBuilder};
 use cursorstore::Incarnation;
 use flatbuffers::FlatBufferBuilder;
@@ -232,17 +232,21 @@ pub(super) enum BadBody {
 /// Reads all rows of a block and verifies them.
 pub(super) fn read_rows(file: &File, schema: &Arc<Schema>, header: &Header) -> Result<Rows, BadBody> {
     let rows = header.block.rows;
-    let columns = schema.columns().iter().enumerate().map(|(number, column)| {
-        let mut buffer = MutableBuffer::from_len_zeroed(column.row_bytes() * rows as usize);
-        let at = header.block.body + column_at(schema, rows, number);
-        file.read_exact_at(buffer.as_slice_mut(), at).map_err(BadBody::Io)?;
-        match header.sums.first_bad_piece(number, &buffer) {
-            None => Ok(buffer.into()),
-            Some(piece) => Err(BadBody::Sum { column: number, piece }),
-        }
-    });
+    let columns = (0..schema.columns().len()).map(|number| read_column(file, schema, header, number));
     let columns = columns.collect::<Result<Vec<_>, _>>()?;
     Rows::new(schema.clone(), rows as usize, columns).map_err(|error| BadBody::Io(io::Error::other(error)))
+}
+
+/// Reads one column of a block and verifies it.
+pub(super) fn read_column(file: &File, schema: &Schema, header: &Header, number: usize) -> Result<Buffer, BadBody> {
+    let rows = header.block.rows;
+    let mut buffer = MutableBuffer::from_len_zeroed(schema.columns()[number].row_bytes() * rows as usize);
+    let at = header.block.body + column_at(schema, rows, number);
+    file.read_exact_at(buffer.as_slice_mut(), at).map_err(BadBody::Io)?;
+    match header.sums.first_bad_piece(number, &buffer) {
+        None => Ok(buffer.into()),
+        Some(piece) => Err(BadBody::Sum { column: number, piece }),
+    }
 }
 
 /// A 128-bit number as 32 hex digits.

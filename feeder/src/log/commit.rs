@@ -20,6 +20,7 @@ use super::{Identity, Origin};
 use crate::error::{Error, Result};
 use crate::rows::Rows;
 use crate::schema::Schema;
+use crate::versions::SchemaVersion;
 
 /// Most buffers of one write; the kernel's limit.
 const IOVECS_MAX: usize = 1024;
@@ -32,6 +33,8 @@ static ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 pub(super) struct Pending {
     pub(super) rows: Rows,
     pub(super) origin: Option<Origin>,
+    /// What the rows are.
+    pub(super) version: SchemaVersion,
 }
 
 /// What an append adds: rows `from..` of it, at these offsets.

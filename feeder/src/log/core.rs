@@ -11,13 +11,15 @@ use std::sync::Arc;
 
 use super::Identity;
 use super::commit::{NotWritten, Pending, Target, Written, place};
-use super::files::Hint;
+use super::facts;
+use super::files::{self, Hint, SegmentName};
 use super::footer::Footer;
+use super::layout::block_rows;
 use super::recover::{Active, Place};
 use super::seal::Sealing;
 use super::writer::Fsync;
 use crate::error::{Error, ErrorKind, Result};
-use crate::schema::Schema;
+use crate::versions::SchemaVersion;
 
 /// Blocks at which a segment is sealed whatever its size.
 const BLOCKS_MAX: usize = 1 << 20;
@@ -27,9 +29,9 @@ const REOPEN: &str = "close the topic's writer and open it again, it then reads 
 /// What a writer needs to know of its topic.
 pub(super) struct Setup {
     pub(super) dir: PathBuf,
-    pub(super) schema: Arc<Schema>,
+    pub(super) schemas: Arc<facts::Known>,
     pub(super) identity: Identity,
-    pub(super) block_rows: u32,
+    pub(super) block_bytes: usize,
     pub(super) segment_bytes: u64,
     pub(super) segment_age_ms: Option<u64>,
 }
@@ -38,6 +40,8 @@ pub(super) struct Setup {
 pub(super) struct Core {
     /// `None` while a new segment could not be made.
     pub(super) active: Option<Active>,
+    /// What is written; the active segment may still be of an earlier version, until the next append.
+    pub(super) version: SchemaVersion,
     pub(super) end: u64,
     pub(super) origins: HashMap<u128, u64>,
     pub(super) hint: File,
@@ -47,7 +51,7 @@ pub(super) struct Core {
 }
 
 impl Core {
-    /// Stores a group and says what became of each append.
+    /// Stores a group, whose rows are all of one schema version, and says what became of each append.
     pub(super) fn commit(
         &mut self,
         setup: &Setup,
@@ -76,14 +80,22 @@ impl Core {
                 sealed?;
             }
         }
+        if let Some(version) = group.first().map(|pending| &pending.version)
+            && version.number > self.version.number
+        {
+            self.version = version.clone();
+        }
+        let upgraded = self.upgrade(setup, group)?;
+        let group = upgraded.as_deref().unwrap_or(group);
+        self.turn_to_version(setup)?;
         self.ensure_active(setup)?;
         let (placed, changed) = place(group, self.end, &self.origins);
         let Some(active) = &self.active else { return Err(Error::new(ErrorKind::Closed, "no active segment")) };
         let target = Target {
             file: &active.file,
-            schema: &setup.schema,
+            schema: &active.version.schema,
             identity: &setup.identity,
-            block_rows: setup.block_rows,
+            block_rows: block_rows(&active.version.schema, setup.block_bytes),
             at: active.file_end,
             synced: active.synced,
             now_ms,
@@ -167,10 +179,48 @@ impl Core {
 
     fn ensure_active(&mut self, setup: &Setup) -> Result<()> {
         if self.active.is_none() {
-            let place = Place { dir: &setup.dir, schema: &setup.schema, identity: &setup.identity };
-            self.active = Some(place.create_active(self.end)?);
+            let schemas = setup.schemas.seen();
+            let place = Place { dir: &setup.dir, schemas: &schemas, identity: &setup.identity };
+            self.active = Some(place.create_active(self.end, &self.version)?);
             self.note_synced();
         }
+        Ok(())
+    }
+
+    /// The group's rows under the version that is written by now; `None` if they are that already. Appends that waited
+    /// while the schema changed are behind.
+    fn upgrade(&self, setup: &Setup, group: &[Pending]) -> Result<Option<Vec<Pending>>> {
+        if group.iter().all(|pending| pending.version.number == self.version.number) {
+            return Ok(None);
+        }
+        let schemas = setup.schemas.seen();
+        let upgraded = group.iter().map(|pending| {
+            let rows = schemas.upgrade(pending.rows.schema(), &self.version.schema)?.rows(&pending.rows)?;
+            Ok(Pending { rows, origin: pending.origin, version: self.version.clone() })
+        });
+        upgraded.collect::<Result<_>>().map(Some)
+    }
+
+    /// Ends an active segment of an earlier schema version: a segment is of one version. An empty one makes room.
+    fn turn_to_version(&mut self, setup: &Setup) -> Result<()> {
+        let Some(active) = self.active.as_ref().filter(|active| active.version.number != self.version.number) else {
+            return Ok(());
+        };
+        if active.end > active.base {
+            return self.seal(setup);
+        }
+        let old = SegmentName { base: active.base, schema: active.version.number };
+        // What is durable of the old file says nothing of the new one, which has its place in the hint.
+        Hint { base: active.base, synced: 0, end: active.base }.write(&self.hint).map_err(|error| {
+            Error::io(format!("cannot write file: path={}", Hint::path(&setup.dir).display()), error)
+        })?;
+        let before = self.active.take();
+        if let Err(error) = self.ensure_active(setup) {
+            self.active = before;
+            return Err(error);
+        }
+        // Beside the new one it counts for nothing; the next writer removes it if this fails.
+        let _ = files::remove(&old.open(&setup.dir));
         Ok(())
     }
 
@@ -182,9 +232,9 @@ impl Core {
         let sealing = Sealing {
             dir: &setup.dir,
             file: &active.file,
-            schema: &setup.schema,
+            version: &active.version,
             identity: &setup.identity,
-            block_rows: setup.block_rows,
+            block_rows: block_rows(&active.version.schema, setup.block_bytes),
             file_end: active.file_end,
             footer: Footer {
                 base: active.base,

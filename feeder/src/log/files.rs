@@ -14,20 +14,51 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// Ending of files that are being made; one that no process works on is left over from a crash.
 const UNFINISHED: &str = "tmp";
+const SEALED: &str = "arrow";
+const OPEN: &str = "open";
 /// Times that a listing is taken until two agree.
 const LISTINGS_MAX: usize = 1000;
 /// Bytes of the file that names the durable length.
 const HINT_BYTES: usize = 32;
 const HINT_MARK: u32 = 0x4659_4e31;
 
-/// Path of a sealed segment.
-pub(super) fn sealed_path(dir: &Path, base: u64) -> PathBuf {
-    dir.join(format!("{base:020}.arrow"))
+/// What a segment's file name says: its first offset, and the number of the schema version that its rows are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct SegmentName {
+    pub(super) base: u64,
+    pub(super) schema: u32,
 }
 
-/// Path of an active segment.
-pub(super) fn open_path(dir: &Path, base: u64) -> PathBuf {
-    dir.join(format!("{base:020}.open"))
+impl SegmentName {
+    /// Path of the sealed segment.
+    pub(super) fn sealed(self, dir: &Path) -> PathBuf {
+        self.path(dir, SEALED)
+    }
+
+    /// Path of the active segment.
+    pub(super) fn open(self, dir: &Path) -> PathBuf {
+        self.path(dir, OPEN)
+    }
+
+    fn path(self, dir: &Path, ending: &str) -> PathBuf {
+        match self.schema {
+            1 => dir.join(format!("{:020}.{ending}", self.base)),
+            schema => dir.join(format!("{:020}.s{schema}.{ending}", self.base)),
+        }
+    }
+
+    /// Name and ending.
+    fn parse(name: &str) -> Option<(Self, &str)> {
+        let (base, rest) = name.split_once('.')?;
+        let base = (base.len() == 20).then(|| base.parse().ok()).flatten()?;
+        let (schema, ending) = match rest.split_once('.') {
+            None => (1, rest),
+            Some((schema, ending)) => (schema.strip_prefix('s')?.parse().ok()?, ending),
+        };
+        let parsed = Self { base, schema };
+        // One name for each segment: no other spelling of the number counts.
+        (parsed.path(Path::new(""), ending).to_str() == Some(name)).then_some((parsed, ending))
+    }
 }
 
 /// The path under which a file is made before it gets its name.
@@ -41,9 +72,11 @@ pub(super) fn unfinished(path: &Path) -> PathBuf {
 /// The segment files of one partition, by base offset.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Listing {
-    pub(super) sealed: Vec<u64>,
-    /// Base offsets of `.open` files; more than one, or one that is not the last, is damage.
-    pub(super) open: Vec<u64>,
+    pub(super) sealed: Vec<SegmentName>,
+    /// The `.open` files that count; more than one, or one that is not the last, is damage.
+    pub(super) open: Vec<SegmentName>,
+    /// `.open` files that made room for one of a later schema at the same place, without ever having held a row.
+    pub(super) replaced: Vec<SegmentName>,
     pub(super) unfinished: Vec<PathBuf>,
 }
 
@@ -59,16 +92,21 @@ impl Listing {
                 listing.unfinished.push(path);
                 continue;
             }
-            let Some((base, extension)) = name.split_once('.') else { continue };
-            let Some(base) = (base.len() == 20).then(|| base.parse().ok()).flatten() else { continue };
-            match extension {
-                "arrow" => listing.sealed.push(base),
-                "open" => listing.open.push(base),
+            match SegmentName::parse(name) {
+                Some((segment, SEALED)) => listing.sealed.push(segment),
+                Some((segment, OPEN)) => listing.open.push(segment),
                 _ => {}
             }
         }
         listing.sealed.sort_unstable();
         listing.open.sort_unstable();
+        let open = std::mem::take(&mut listing.open);
+        for (at, &segment) in open.iter().enumerate() {
+            match open.get(at + 1).is_some_and(|next| next.base == segment.base) {
+                true => listing.replaced.push(segment),
+                false => listing.open.push(segment),
+            }
+        }
         listing.unfinished.sort();
         Ok(listing)
     }
@@ -88,6 +126,18 @@ impl Listing {
             ErrorKind::Busy,
             format!("segments change faster than they can be listed: path={}", dir.display()),
         ))
+    }
+}
+
+impl Listing {
+    /// Whether a segment at `base` is sealed.
+    pub(super) fn is_sealed(&self, base: u64) -> bool {
+        self.sealed.binary_search_by_key(&base, |segment| segment.base).is_ok()
+    }
+
+    /// The highest number of a schema version among the segments that count.
+    pub(super) fn newest_schema(&self) -> u32 {
+        self.sealed.iter().chain(&self.open).map(|segment| segment.schema).max().unwrap_or(1)
     }
 }
 
@@ -299,11 +349,17 @@ mod tests {
     #[test]
     fn listings_see_segments_only() {
         let dir = tempfile::tempdir().unwrap();
-        for name in ["00000000000000000007.arrow", "00000000000000000009.open", "x.tmp", "7.arrow", "lock", "z.arrow"] {
+        let others = ["00000000000000000007.s1.arrow", "00000000000000000007.s02.arrow", "00000000000000000007.2.open"];
+        let segments = ["00000000000000000007.arrow", "00000000000000000008.s3.arrow", "00000000000000000009.s12.open"];
+        for name in segments.into_iter().chain(others).chain(["x.tmp", "7.arrow", "lock", "z.arrow"]) {
             fs::write(dir.path().join(name), "").unwrap();
         }
+        fs::write(dir.path().join("00000000000000000009.s3.open"), "").unwrap();
         let listing = Listing::settled(dir.path()).unwrap();
-        assert_eq!((listing.sealed, listing.open), (vec![7], vec![9]));
+        let named = |base, schema| SegmentName { base, schema };
+        assert_eq!((&listing.sealed, &listing.open), (&vec![named(7, 1), named(8, 3)], &vec![named(9, 12)]));
+        assert_eq!((listing.newest_schema(), &listing.replaced), (12, &vec![named(9, 3)]));
+        assert!(listing.is_sealed(8) && !listing.is_sealed(9));
         assert_eq!(listing.unfinished, [dir.path().join("x.tmp")]);
     }
 

@@ -4,12 +4,14 @@
 //! <root>/forebay.json                              the format; marks a root
 //! <root>/lock                                      held while topics are made or removed
 //! <root>/topics/<tenant>/<namespace>/<name>/
-//!     topic.json                                   incarnation, schema, options; with a checksum
+//!     topic.json                                   incarnation, schemas, options; with a checksum
+//!     lock                                         held while the schema changes
 //!     guards/                                      what live readers hold, see guard.rs
 //!     p0000/lock                                   held by the partition's writer
 //!     p0000/synced                                 how much of the active segment is durable
 //!     p0000/00000000000000000000.arrow             sealed segment, named by its first offset
 //!     p0000/00000000000000065536.open              active segment: the same without its footer
+//!     p0000/00000000000000070000.s2.open           one whose rows are of the topic's second schema
 //! ```
 //!
 //! A segment is a schema message, blocks ([`BlockRef`]: one record batch each, see block.rs) and a footer. Everything
@@ -19,9 +21,11 @@
 //!
 //! Limits: [`PARTITIONS_MAX`] partitions, [`BLOCK_ROWS_MAX`] rows of a block, 1 GiB of a row, 4096 columns.
 
+mod active;
 mod block;
 mod commit;
 mod core;
+mod facts;
 mod files;
 mod footer;
 mod frame;
@@ -61,6 +65,8 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// Version of everything on disk; a root or topic of a newer one is refused.
 pub const FORMAT: u32 = 1;
+/// Version of the description of a topic that has had more than one schema.
+pub const FORMAT_GROWN: u32 = 2;
 /// Most partitions of a topic.
 pub const PARTITIONS_MAX: u32 = 1024;
 
@@ -90,7 +96,7 @@ fn partition_dir(topic_dir: &Path, partition: u32) -> PathBuf {
 }
 
 /// Refuses a file of a newer format, with the version needed.
-fn check_format(json: &[u8], path: &Path) -> Result<()> {
+fn check_format(json: &[u8], path: &Path, newest: u32) -> Result<()> {
     #[derive(serde::Deserialize)]
     struct Versioned {
         format: u32,
@@ -98,11 +104,11 @@ fn check_format(json: &[u8], path: &Path) -> Result<()> {
     let versioned: Versioned = serde_json::from_slice(json)
         .map_err(|error| Error::corrupt(format!("the file is damaged: path={}", path.display())).with_source(error))?;
     match versioned.format {
-        FORMAT => Ok(()),
+        format if (1..=newest).contains(&format) => Ok(()),
         0 => Err(Error::corrupt(format!("the file is damaged: path={} format=0", path.display()))),
         newer => Err(Error::new(
             ErrorKind::Invalid,
-            format!("written by a newer version of forebay: path={} format={newer} supported={FORMAT}", path.display()),
+            format!("written by a newer version of forebay: path={} format={newer} supported={newest}", path.display()),
         )
         .with_hint(format!("install a version of forebay that reads format {newer}"))),
     }

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use cursorstore::TopicName;
 
+use super::facts::TopicFacts;
 use super::files::{self, Held};
 use super::guard::{self, GUARDS_DIR};
-use super::topic::{Topic, TopicFacts, TopicOptions};
+use super::topic::{Topic, TopicOptions};
 use super::{FORMAT, LOCK_NAME, ROOT_FILE, TOPIC_FILE, partition_dir};
 use crate::error::{Error, ErrorKind, Result, nearest};
 use crate::schema::Schema;
@@ -40,7 +41,7 @@ impl Root {
             Err(error) => return Err(Error::io(format!("cannot open root: root={}", path.display()), error)),
             Ok(_) => {}
         }
-        super::check_format(&files::read_small(&file, 4096)?, &file)?;
+        super::check_format(&files::read_small(&file, 4096)?, &file, FORMAT)?;
         Ok(Self { path })
     }
 
@@ -119,6 +120,11 @@ impl Root {
 
     /// Removes a topic with all its data. Refused while somebody writes it or holds a guard on it.
     pub fn remove_topic(&self, name: &TopicName) -> Result<()> {
+        self.remove_topic_if(name, &|| Ok(()))
+    }
+
+    /// The same, if `may` has nothing against it. It is asked after the live guards were listed, while none can be made.
+    pub fn remove_topic_if(&self, name: &TopicName, may: &dyn Fn() -> Result<()>) -> Result<()> {
         let _lock = self.lock()?;
         let dir = self.dir_of(name);
         let failed = |error| Error::io(format!("cannot remove topic: topic={name} path={}", dir.display()), error);
@@ -133,6 +139,7 @@ impl Root {
         if guards.live()?.next().is_some() {
             return Err(busy("a reader holds a guard on it"));
         }
+        may()?;
         let mut locks = Vec::new();
         for entry in fs::read_dir(&dir).map_err(failed)? {
             let entry = entry.map_err(failed)?;

@@ -7,19 +7,18 @@
 use std::fs::{self, File};
 use std::io::IoSlice;
 use std::path::Path;
-use std::sync::Arc;
 
 use super::Identity;
 use super::block::{self, BlockMeta, BlockRef, Header, RUNS_MAX, Run};
 use super::commit::{NotWritten, add_run, write_all_at};
-use super::files;
+use super::files::{self, SegmentName};
 use super::footer::{self, Footer};
 use super::frame;
 use super::layout::{PAGE_BYTES, page_up};
 use super::sums::{BlockSums, Summer};
 use crate::error::{Error, Result};
 use crate::rows::Rows;
-use crate::schema::Schema;
+use crate::versions::SchemaVersion;
 
 /// Gathering is worth its second writing when it saves more than one in this many blocks.
 const GATHER_SHARE: usize = 8;
@@ -28,7 +27,7 @@ const GATHER_SHARE: usize = 8;
 pub(super) struct Sealing<'a> {
     pub(super) dir: &'a Path,
     pub(super) file: &'a File,
-    pub(super) schema: &'a Arc<Schema>,
+    pub(super) version: &'a SchemaVersion,
     pub(super) identity: &'a Identity,
     pub(super) block_rows: u32,
     /// File position after the last block.
@@ -49,7 +48,7 @@ impl Sealing<'_> {
 
     /// Adds the footer to the active file and gives it its sealed name.
     pub(super) fn in_place(&self) -> Result<(), NotWritten> {
-        let open = files::open_path(self.dir, self.footer.base);
+        let open = self.name().open(self.dir);
         let failed = |error| Error::io(format!("cannot seal segment: path={}", open.display()), error);
         let bytes = self.footer_bytes(&self.footer).map_err(NotWritten::Cleanly)?;
         let cut_back = |error: Error| match self.file.set_len(self.file_end) {
@@ -58,14 +57,14 @@ impl Sealing<'_> {
         };
         write_all_at(self.file, &mut [IoSlice::new(&bytes)], self.file_end).map_err(|error| cut_back(failed(error)))?;
         self.file.sync_all().map_err(|error| NotWritten::Poisoned(failed(error)))?;
-        let sealed = files::sealed_path(self.dir, self.footer.base);
+        let sealed = self.name().sealed(self.dir);
         fs::rename(&open, sealed).map_err(|error| cut_back(failed(error)))?;
         files::sync_dir(self.dir).map_err(NotWritten::Poisoned)
     }
 
     /// Writes the rows as full blocks to a new file and puts that in the active one's place.
     pub(super) fn gathered(&self) -> Result<(), NotWritten> {
-        let sealed = files::sealed_path(self.dir, self.footer.base);
+        let sealed = self.name().sealed(self.dir);
         let beside = files::unfinished(&sealed);
         let failed = |error| Error::io(format!("cannot seal segment: path={}", beside.display()), error);
         let write = || {
@@ -80,16 +79,21 @@ impl Sealing<'_> {
         }
         files::sync_dir(self.dir).map_err(NotWritten::Poisoned)?;
         // Beside its sealed form it counts for nothing; the next writer removes it if this fails.
-        let _ = files::remove(&files::open_path(self.dir, self.footer.base));
+        let _ = files::remove(&self.name().open(self.dir));
         Ok(())
     }
 
+    fn name(&self) -> SegmentName {
+        SegmentName { base: self.footer.base, schema: self.version.number }
+    }
+
     fn footer_bytes(&self, footer: &Footer) -> Result<Vec<u8>> {
-        footer::encode(self.schema, self.identity, footer).map_err(|why| Error::invalid(format!("cannot seal: {why}")))
+        footer::encode(&self.version.schema, self.identity, footer)
+            .map_err(|why| Error::invalid(format!("cannot seal: {why}")))
     }
 
     fn rewrite(&self, file: &File, path: &Path) -> Result<()> {
-        let preamble = frame::preamble(self.schema, self.identity, self.footer.base);
+        let preamble = frame::preamble(&self.version.schema, self.identity, self.footer.base);
         let failed = |error| Error::io(format!("cannot seal segment: path={}", path.display()), error);
         write_all_at(file, &mut [IoSlice::new(&preamble)], 0).map_err(failed)?;
         let mut out = Gathered { at: preamble.len() as u64, base: self.footer.base, blocks: Vec::new() };
@@ -118,14 +122,15 @@ impl Sealing<'_> {
         let damaged = |why: String| {
             Error::corrupt(format!(
                 "a block is damaged, {why}: path={} position={} offset={}",
-                files::open_path(self.dir, self.footer.base).display(),
+                self.name().open(self.dir).display(),
                 block.header,
                 block.base
             ))
         };
-        let header = block::read_header(self.file, self.schema, self.identity, block.header, self.file_end)
+        let header = block::read_header(self.file, &self.version.schema, self.identity, block.header, self.file_end)
             .map_err(|why| damaged(format!("{why:?}")))?;
-        let rows = block::read_rows(self.file, self.schema, &header).map_err(|why| damaged(format!("{why:?}")))?;
+        let rows =
+            block::read_rows(self.file, &self.version.schema, &header).map_err(|why| damaged(format!("{why:?}")))?;
         Ok((header, rows))
     }
 
@@ -166,13 +171,14 @@ impl Sealing<'_> {
             time_ms,
             runs,
         };
-        let columns = 0..self.schema.columns().len();
+        let columns = 0..self.version.schema.columns().len();
         let sums = columns.clone().map(|column| {
             let mut summer = Summer::new();
             taken.iter().for_each(|rows| summer.push(rows.column(column)));
             summer.finish()
         });
-        let header = block::encode(self.schema, &meta, &BlockSums::new(sums.collect())).map_err(Unwritten::Header)?;
+        let header =
+            block::encode(&self.version.schema, &meta, &BlockSums::new(sums.collect())).map_err(Unwritten::Header)?;
         let zeros = [0; PAGE_BYTES as usize];
         let mut slices = vec![IoSlice::new(&header)];
         for column in columns {
@@ -183,7 +189,7 @@ impl Sealing<'_> {
         slices.retain(|slice| !slice.is_empty());
         write_all_at(file, &mut slices, out.at).map_err(Unwritten::Io)?;
         let block = BlockRef { base: out.base, rows: count as u32, header: out.at, body: out.at + header.len() as u64 };
-        (out.at, out.base) = (block.file_end(self.schema), block.end());
+        (out.at, out.base) = (block.file_end(&self.version.schema), block.end());
         out.blocks.push(block);
         Ok(())
     }

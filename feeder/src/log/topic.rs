@@ -1,4 +1,4 @@
-//! One topic on disk: what it is (`topic.json`), and the ways to write, read and keep it.
+//! One topic on disk: the ways to write, read and keep it.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -9,19 +9,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cursorstore::{Incarnation, TopicName};
 use serde::{Deserialize, Serialize};
 
+use super::active::{Seen, look_at_active};
 use super::core::Setup;
-use super::files::{self, Listing};
+use super::facts::{self, TopicFacts};
+use super::files::{Listing, SegmentName};
 use super::footer;
 use super::recover::{Place, footer_error};
-use super::sums::crc32c;
-use super::view::{PartitionView, Seen, SegmentView, TopicView, look_at_active};
+use super::view::{PartitionView, SegmentView, TopicView};
 use super::writer::{Writer, WriterOptions};
-use super::{FORMAT, Identity, PARTITIONS_MAX, layout, partition_dir};
+use super::{Identity, PARTITIONS_MAX, layout, partition_dir};
 use crate::error::{Error, ErrorKind, Result};
 use crate::schema::Schema;
+use crate::versions::Schemas;
 
-/// Most bytes of `topic.json`: 4096 columns with names of 1 KiB, and their shapes.
-const TOPIC_JSON_BYTES_MAX: u64 = 16 << 20;
 /// Largest block that may be asked for.
 const BLOCK_BYTES_MAX: usize = 64 << 20;
 /// Looks at a directory that changes all the time.
@@ -66,51 +66,6 @@ impl TopicOptions {
     }
 }
 
-/// What `topic.json` holds beside format and checksum.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct TopicFacts {
-    pub(super) incarnation: Incarnation,
-    pub(super) schema: Schema,
-    pub(super) options: TopicOptions,
-}
-
-#[derive(Serialize, Deserialize)]
-struct TopicFile {
-    format: u32,
-    /// CRC32C of `topic` as compact JSON.
-    crc32c: String,
-    topic: TopicFacts,
-}
-
-impl TopicFacts {
-    pub(super) fn new(schema: Schema, options: TopicOptions) -> Result<Self> {
-        options.check()?;
-        Ok(Self { incarnation: Incarnation(files::random128()?), schema, options })
-    }
-
-    pub(super) fn to_json(&self) -> Result<Vec<u8>> {
-        let file = TopicFile { format: FORMAT, crc32c: self.sum()?, topic: self.clone() };
-        serde_json::to_vec_pretty(&file).map_err(|error| Error::invalid("topic.json").with_source(error))
-    }
-
-    fn sum(&self) -> Result<String> {
-        let text = serde_json::to_vec(self).map_err(|error| Error::invalid("topic.json").with_source(error))?;
-        Ok(format!("{:08x}", crc32c(&text)))
-    }
-
-    /// Reads `topic.json`; `path` is for messages.
-    pub(super) fn from_json(bytes: &[u8], path: &Path) -> Result<Self> {
-        super::check_format(bytes, path)?;
-        let damaged = |why: String| Error::corrupt(format!("topic.json is damaged, {why}: path={}", path.display()));
-        let file: TopicFile = serde_json::from_slice(bytes).map_err(|error| damaged(error.to_string()))?;
-        if file.topic.sum()? != file.crc32c {
-            return Err(damaged("its checksum is wrong".into()));
-        }
-        file.topic.options.check()?;
-        Ok(file.topic)
-    }
-}
-
 /// See the module. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Topic {
@@ -121,7 +76,9 @@ pub struct Topic {
 struct Inner {
     name: TopicName,
     dir: PathBuf,
+    /// The newest schema when this was opened.
     schema: Arc<Schema>,
+    schemas: Arc<facts::Known>,
     incarnation: Incarnation,
     options: TopicOptions,
     /// The life that `topic.json` was last seen to speak of: its inode and change time.
@@ -149,11 +106,13 @@ impl Topic {
         let path = dir.join(super::TOPIC_FILE);
         let failed = |error| Error::io(format!("cannot open topic: topic={name} path={}", dir.display()), error);
         let stamp = stamp_of(&path).map_err(failed)?;
-        let facts = TopicFacts::from_json(&files::read_small(&path, TOPIC_JSON_BYTES_MAX)?, &path)?;
+        let facts = TopicFacts::read(&dir)?;
+        let schemas = facts::Known::new(&dir, &facts)?;
         let inner = Inner {
             name,
             dir,
-            schema: Arc::new(facts.schema),
+            schema: schemas.seen().newest().schema.clone(),
+            schemas: Arc::new(schemas),
             incarnation: facts.incarnation,
             options: facts.options,
             stamp: Mutex::new(stamp),
@@ -167,9 +126,16 @@ impl Topic {
         &self.inner.name
     }
 
-    /// Its columns.
+    /// Its columns: the newest schema when this handle was opened. [`view`](Self::view) and [`schemas`](Self::schemas) tell
+    /// what there is now.
     pub fn schema(&self) -> &Arc<Schema> {
         &self.inner.schema
+    }
+
+    /// All schemas that it has had up to now.
+    pub fn schemas(&self) -> Result<Arc<Schemas>> {
+        self.check_life()?;
+        self.inner.schemas.now()
     }
 
     /// Which life of the topic this is.
@@ -192,7 +158,7 @@ impl Topic {
         &self.inner.dir
     }
 
-    /// Rows of a full block.
+    /// Rows of a full block of [`schema`](Self::schema).
     pub fn block_rows(&self) -> u32 {
         layout::block_rows(&self.inner.schema, self.inner.options.block_bytes)
     }
@@ -202,9 +168,9 @@ impl Topic {
         let identity = self.identity(partition)?;
         let setup = Setup {
             dir: partition_dir(&self.inner.dir, partition),
-            schema: self.inner.schema.clone(),
+            schemas: self.inner.schemas.clone(),
             identity,
-            block_rows: self.block_rows(),
+            block_bytes: self.inner.options.block_bytes,
             segment_bytes: self.inner.options.segment_bytes,
             segment_age_ms: self.inner.options.segment_age_ms,
         };
@@ -213,11 +179,15 @@ impl Topic {
 
     /// Takes a snapshot for reading.
     pub fn view(&self) -> Result<TopicView> {
-        let partitions =
-            (0..self.partitions()).map(|partition| self.view_partition(partition)).collect::<Result<_>>()?;
+        let mut partitions =
+            (0..self.partitions()).map(|partition| self.view_partition(partition)).collect::<Result<Vec<_>>>()?;
+        // After the segments, so that all of theirs are among them.
+        let schemas = self.inner.schemas.now()?;
+        partitions.iter_mut().for_each(|partition| partition.schemas = schemas.clone());
         Ok(TopicView {
             name: self.inner.name.clone(),
-            schema: self.inner.schema.clone(),
+            schema: schemas.newest().schema.clone(),
+            schemas,
             incarnation: self.inner.incarnation,
             partitions,
         })
@@ -251,17 +221,21 @@ impl Topic {
         known: &mut Known,
     ) -> Result<Option<PartitionView>> {
         let last_sealed = listing.sealed.last().copied();
-        let mut active = listing.open.iter().copied().filter(|base| listing.sealed.binary_search(base).is_err());
+        let mut active = listing.open.iter().copied().filter(|segment| !listing.is_sealed(segment.base));
         let (active, more) = (active.next(), active.next());
-        if let Some(base) = active.filter(|&base| more.is_some() || last_sealed.is_some_and(|last| last > base)) {
+        if let Some(name) =
+            active.filter(|name| more.is_some() || last_sealed.is_some_and(|last| last.base > name.base))
+        {
             return Err(Error::corrupt(format!(
                 "an active segment stands before others: path={}",
-                files::open_path(dir, base).display()
+                name.open(dir).display()
             )));
         }
+        let schemas = self.inner.schemas.with_version(listing.newest_schema(), dir)?;
+        let place = Place { dir, schemas: &schemas, identity: &identity };
         let newest = match active {
             None => None,
-            Some(base) => match look_at_active(dir, &self.inner.schema, identity, base, &mut known.active)? {
+            Some(name) => match look_at_active(&place, name, &mut known.active)? {
                 Some(segment) => Some(segment),
                 None => return Ok(None),
             },
@@ -269,57 +243,21 @@ impl Topic {
         let end = match (&newest, last_sealed) {
             (Some(segment), _) => segment.end,
             (None, None) => 0,
-            (None, Some(base)) => match self.sealed_end(dir, identity, base, known)? {
+            (None, Some(name)) => match sealed_end(&place, name, known)? {
                 Some(end) => end,
                 None => return Ok(None),
             },
         };
-        let ends = listing.sealed.iter().skip(1).copied().chain([newest.as_ref().map_or(end, |newest| newest.base)]);
+        let bases = listing.sealed.iter().skip(1).map(|segment| segment.base);
+        let ends = bases.chain([newest.as_ref().map_or(end, |newest| newest.base)]);
         let mut segments: Vec<Arc<SegmentView>> = Vec::with_capacity(listing.sealed.len() + 1);
-        for (&base, end) in listing.sealed.iter().zip(ends) {
-            segments.push(self.sealed(dir, identity, base..end, known));
+        for (&name, end) in listing.sealed.iter().zip(ends) {
+            segments.push(sealed(&place, name, end, known)?);
         }
-        known.sealed.retain(|base, _| listing.sealed.binary_search(base).is_ok());
+        known.sealed.retain(|&base, _| listing.is_sealed(base));
         let first = segments.first().map(|segment| segment.base).or(newest.as_ref().map(|newest| newest.base));
         segments.extend(newest.filter(|segment| segment.end > segment.base).map(Arc::new));
-        Ok(Some(PartitionView::new(identity.partition, first.unwrap_or(end), end, segments)))
-    }
-
-    fn sealed(
-        &self,
-        dir: &Path,
-        identity: Identity,
-        offsets: std::ops::Range<u64>,
-        known: &mut Known,
-    ) -> Arc<SegmentView> {
-        match known.sealed.get(&offsets.start) {
-            Some(segment) if segment.end == offsets.end => segment.clone(),
-            _ => {
-                let segment = Arc::new(SegmentView::sealed(dir, &self.inner.schema, identity, offsets.clone()));
-                known.sealed.insert(offsets.start, segment.clone());
-                segment
-            }
-        }
-    }
-
-    /// End of the last sealed segment when no active one follows it; `None` if it went away.
-    fn sealed_end(&self, dir: &Path, identity: Identity, base: u64, known: &Known) -> Result<Option<u64>> {
-        if let Some(segment) = known.sealed.get(&base) {
-            return Ok(Some(segment.end));
-        }
-        let path = files::sealed_path(dir, base);
-        let file = match File::open(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            file => file.map_err(|error| Error::io(format!("cannot open segment: path={}", path.display()), error))?,
-        };
-        match footer::read(&file, &self.inner.schema, &identity, base) {
-            Ok(footer) => Ok(Some(footer.end)),
-            Err(footer::NoFooter::Bad(_) | footer::NoFooter::Foreign(_)) => {
-                let place = Place { dir, schema: &self.inner.schema, identity: &identity };
-                place.walk_sealed(base, &mut HashMap::new()).map(Some)
-            }
-            Err(why) => Err(footer_error(&path, base, why)),
-        }
+        Ok(Some(PartitionView::new(identity.partition, first.unwrap_or(end), end, segments, schemas)))
     }
 
     /// Refuses to go on when the topic was removed, or removed and made again.
@@ -335,10 +273,11 @@ impl Topic {
         };
         let mut stamp = self.inner.stamp.lock().unwrap_or_else(PoisonError::into_inner);
         if *stamp != now {
-            let facts = TopicFacts::from_json(&files::read_small(&path, TOPIC_JSON_BYTES_MAX)?, &path)?;
+            let facts = TopicFacts::read(&self.inner.dir)?;
             if facts.incarnation != self.inner.incarnation {
                 return gone("removed and made again");
             }
+            self.inner.schemas.learn(&facts)?;
             *stamp = now;
         }
         Ok(())
@@ -360,5 +299,37 @@ impl Topic {
 
     fn known(&self) -> MutexGuard<'_, HashMap<u32, Known>> {
         self.inner.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A sealed segment whose rows end before `end`.
+fn sealed(place: &Place<'_>, name: SegmentName, end: u64, known: &mut Known) -> Result<Arc<SegmentView>> {
+    match known.sealed.get(&name.base) {
+        Some(segment) if segment.end == end => Ok(segment.clone()),
+        _ => {
+            let segment = SegmentView::sealed(place.dir, place.version(name)?, *place.identity, name.base..end);
+            let segment = Arc::new(segment);
+            known.sealed.insert(name.base, segment.clone());
+            Ok(segment)
+        }
+    }
+}
+
+/// End of the last sealed segment when no active one follows it; `None` if it went away.
+fn sealed_end(place: &Place<'_>, name: SegmentName, known: &Known) -> Result<Option<u64>> {
+    if let Some(segment) = known.sealed.get(&name.base) {
+        return Ok(Some(segment.end));
+    }
+    let path = name.sealed(place.dir);
+    let file = match File::open(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        file => file.map_err(|error| Error::io(format!("cannot open segment: path={}", path.display()), error))?,
+    };
+    match footer::read(&file, &place.version(name)?.schema, place.identity, name.base) {
+        Ok(footer) => Ok(Some(footer.end)),
+        Err(footer::NoFooter::Bad(_) | footer::NoFooter::Foreign(_)) => {
+            place.walk_sealed(name, &mut HashMap::new()).map(Some)
+        }
+        Err(why) => Err(footer_error(&path, name.base, why)),
     }
 }

@@ -2,39 +2,42 @@
 //! appends.
 //!
 //! Sealed segments are known from their file names; their block index is read when first asked for: from the footer, or
-//! where that is damaged from the blocks, which describe themselves. The active segment
-//! is walked up to its last whole commit group, and synced before the snapshot is handed out: an offset in a snapshot is
-//! durable, and never given to another row. A snapshot's files stay readable: the active one is held open (sealing may
-//! rename or replace it), sealed ones never change and go only by retention, which a [`Guard`](super::Guard) holds off.
+//! where that is damaged from the blocks, which describe themselves. The active segment is walked up to its last whole
+//! commit group, and synced before the snapshot is handed out: an offset in a snapshot is durable, and never given to
+//! another row. A snapshot's files stay readable: the active one is held open (sealing may rename or replace it), sealed
+//! ones never change and go only by retention, which a [`Guard`](super::Guard) holds off.
 
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use arrow_buffer::Buffer;
 use cursorstore::{Incarnation, TopicName};
 
 use super::Identity;
 use super::block::{self, BadBody, BlockRef, Header, NoHeader};
-use super::files::{self, Hint};
+use super::files::SegmentName;
 use super::footer::{self, NoFooter};
 use super::layout::column_at;
-use super::recover::{Damage, Place, footer_error, preamble_bytes};
-use super::scan::{Hole, Scan, Walk};
+use super::recover::{Damage, footer_error, preamble_bytes, scan_sealed};
+use super::scan::{Hole, Scan};
 use super::sums::BlockSums;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rows::Rows;
 use crate::schema::Schema;
+use crate::versions::{SchemaVersion, Schemas};
 
 /// A consistent snapshot of a topic.
 #[derive(Clone, Debug)]
 pub struct TopicView {
     /// The topic's name.
     pub name: TopicName,
-    /// Its schema.
+    /// Its newest schema.
     pub schema: Arc<Schema>,
+    /// All schemas that it has had; those of all segments are among them.
+    pub schemas: Arc<Schemas>,
     /// The life of the topic that this is a snapshot of.
     pub incarnation: Incarnation,
     /// One per partition, in order.
@@ -58,11 +61,18 @@ pub struct PartitionView {
     /// Offset after the last row.
     pub end: u64,
     segments: Vec<Arc<SegmentView>>,
+    pub(super) schemas: Arc<Schemas>,
 }
 
 impl PartitionView {
-    pub(super) fn new(partition: u32, first: u64, end: u64, segments: Vec<Arc<SegmentView>>) -> Self {
-        Self { partition, first, end, segments }
+    pub(super) fn new(
+        partition: u32,
+        first: u64,
+        end: u64,
+        segments: Vec<Arc<SegmentView>>,
+        schemas: Arc<Schemas>,
+    ) -> Self {
+        Self { partition, first, end, segments, schemas }
     }
 
     /// The segments in order of offsets; none is empty.
@@ -90,24 +100,28 @@ impl PartitionView {
         })
     }
 
-    /// Reads rows by their offsets, verified. For looking at data; training reads through the engine.
+    /// Reads rows by their offsets, verified, under the topic's newest schema. For looking at data; training reads through
+    /// the engine.
     pub fn read(&self, offsets: Range<u64>) -> Result<Rows> {
         let mut parts = Vec::new();
         let mut at = offsets.start;
-        let mut schema = None;
+        let newest = &self.schemas.newest().schema;
         while at < offsets.end {
             let segment = self.segment_of(at)?;
             let block = segment.block_of(at)?;
             let rows = segment.read(&block)?;
             let from = (at - block.base) as usize;
             let count = (offsets.end.min(block.end()) - at) as usize;
-            parts.push(rows.slice(from, count));
+            let rows = rows.slice(from, count);
+            parts.push(match segment.schema == *newest {
+                true => rows,
+                false => self.schemas.upgrade(&segment.schema, newest)?.rows(&rows)?,
+            });
             at += count as u64;
-            schema = Some(segment.schema.clone());
         }
-        match schema {
-            Some(schema) => Rows::concat(&schema, &parts),
-            None => Err(Error::invalid(format!("no rows are asked for: offsets={offsets:?}"))),
+        match parts.is_empty() {
+            true => Err(Error::invalid(format!("no rows are asked for: offsets={offsets:?}"))),
+            false => Rows::concat(newest, &parts),
         }
     }
 }
@@ -123,6 +137,8 @@ pub struct SegmentView {
     pub end: u64,
     /// Its file; that of an active segment may have another name by now, [`file`](Self::file) opens the right one.
     pub path: PathBuf,
+    /// Number of the schema version that its rows are of.
+    pub schema_number: u32,
     schema: Arc<Schema>,
     identity: Identity,
     content: Content,
@@ -160,13 +176,14 @@ pub enum Found {
 }
 
 impl SegmentView {
-    pub(super) fn sealed(dir: &Path, schema: &Arc<Schema>, identity: Identity, offsets: Range<u64>) -> Self {
+    pub(super) fn sealed(dir: &Path, version: &SchemaVersion, identity: Identity, offsets: Range<u64>) -> Self {
         Self {
             partition: identity.partition,
             base: offsets.start,
             end: offsets.end,
-            path: files::sealed_path(dir, offsets.start),
-            schema: schema.clone(),
+            path: SegmentName { base: offsets.start, schema: version.number }.sealed(dir),
+            schema_number: version.number,
+            schema: version.schema.clone(),
             identity,
             content: Content::Sealed(OnceLock::new()),
         }
@@ -174,7 +191,7 @@ impl SegmentView {
 
     pub(super) fn active(
         path: PathBuf,
-        schema: &Arc<Schema>,
+        version: &SchemaVersion,
         identity: Identity,
         base: u64,
         file: File,
@@ -191,10 +208,16 @@ impl SegmentView {
             base,
             end: scan.end,
             path,
-            schema: schema.clone(),
+            schema_number: version.number,
+            schema: version.schema.clone(),
             identity,
             content: Content::Active(Arc::new(file), index),
         }
+    }
+
+    /// The schema that its rows are stored under.
+    pub fn schema(&self) -> &Arc<Schema> {
+        &self.schema
     }
 
     /// Whether the segment is sealed: its file is whole and never changes again.
@@ -219,9 +242,7 @@ impl SegmentView {
     /// Refuses a file that stands where the segment's did and is not it: without a guard, the topic may have been removed
     /// and made again. Whoever reads rows without their headers has no other way to notice.
     pub fn check_owner(&self, file: &File) -> Result<()> {
-        let dir = self.path.parent().unwrap_or(Path::new(""));
-        let place = Place { dir, schema: &self.schema, identity: &self.identity };
-        preamble_bytes(file, &self.path, &place, self.base).map(drop)
+        preamble_bytes(file, &self.path, &self.schema, &self.identity, self.base).map(drop)
     }
 
     /// The blocks in order of offsets. Offsets that none covers are lost to damage.
@@ -270,6 +291,20 @@ impl SegmentView {
         }
     }
 
+    /// The checksums of a block and the times of its first and last append, from its header, which is verified. `file` is
+    /// [the segment's](Self::file).
+    pub fn about(&self, file: &File, block: &BlockRef) -> Result<(BlockSums, (u64, u64))> {
+        let header = self.header(file, block)?;
+        Ok((header.sums, header.meta.time_ms))
+    }
+
+    /// Reads some columns of a block, by their numbers, and verifies them. `file` is [the segment's](Self::file).
+    pub fn read_columns(&self, file: &File, block: &BlockRef, columns: &[usize]) -> Result<Vec<Buffer>> {
+        let header = self.header(file, block)?;
+        let read = |&number| block::read_column(file, &self.schema, &header, number);
+        columns.iter().map(read).collect::<Result<_, _>>().map_err(|why| self.bad_body(block, why))
+    }
+
     /// Reads the rows of a block and verifies them.
     pub fn read(&self, block: &BlockRef) -> Result<Rows> {
         self.read_from(&*self.file()?, block)
@@ -310,12 +345,17 @@ impl SegmentView {
         }
     }
 
-    pub(super) fn read_from(&self, file: &File, block: &BlockRef) -> Result<Rows> {
+    /// Reads the rows of a block and verifies them. `file` is [the segment's](Self::file).
+    pub fn read_from(&self, file: &File, block: &BlockRef) -> Result<Rows> {
         let header = self.header(file, block)?;
-        block::read_rows(file, &self.schema, &header).map_err(|why| match why {
+        block::read_rows(file, &self.schema, &header).map_err(|why| self.bad_body(block, why))
+    }
+
+    fn bad_body(&self, block: &BlockRef, why: BadBody) -> Error {
+        match why {
             BadBody::Sum { column, piece } => self.bad_piece(block, column, piece),
             BadBody::Io(error) => self.io(error),
-        })
+        }
     }
 
     /// The error for a piece of a column whose checksum is wrong: what a reader reports that verifies for itself.
@@ -403,14 +443,13 @@ impl SegmentView {
 
     /// The index of a sealed segment whose footer is damaged, by its blocks, and the offset after the last row.
     fn walked(&self, file: &File, damage: Error) -> Result<(Index, u64)> {
-        let dir = self.path.parent().unwrap_or(Path::new(""));
-        let place = Place { dir, schema: &self.schema, identity: &self.identity };
         let mut time_ms: Option<(u64, u64)> = None;
         let note = |header: &Header| {
             let (from, to) = header.meta.time_ms;
             time_ms = Some(time_ms.map_or((from, to), |time| (time.0.min(from), time.1.max(to))));
         };
-        let Scan { blocks, holes, end, .. } = place.scan_sealed(file, &self.path, self.base..self.end, note)?;
+        let Scan { blocks, holes, end, .. } =
+            scan_sealed((file, &self.path), &self.schema, &self.identity, self.base..self.end, note)?;
         let footer_damage = Some(damage.report());
         Ok((Index { blocks: blocks.into(), holes, time_ms, footer_damage }, end))
     }
@@ -423,58 +462,4 @@ fn gaps(blocks: &[BlockRef], offsets: Range<u64>) -> impl Iterator<Item = (usize
         let to = blocks.get(number).map_or(offsets.end, |block| block.base);
         (from < to).then(|| (number, blocks.get(number).map_or(0, |block| block.header), from..to))
     })
-}
-
-/// What is known of an active segment from the last look at it; the next goes on from there.
-#[derive(Clone, Debug)]
-pub(super) struct Seen {
-    base: u64,
-    inode: u64,
-    scan: Scan,
-}
-
-/// Looks at an active segment. `None`: the file went away or shrank under the eyes, look at the directory again.
-pub(super) fn look_at_active(
-    dir: &Path,
-    schema: &Arc<Schema>,
-    identity: Identity,
-    base: u64,
-    seen: &mut Option<Seen>,
-) -> Result<Option<SegmentView>> {
-    let path = files::open_path(dir, base);
-    let failed = |error| Error::io(format!("cannot read segment: path={}", path.display()), error);
-    let file = match File::open(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        file => file.map_err(failed)?,
-    };
-    let hint = Hint::read(dir, base);
-    let about = file.metadata().map_err(failed)?;
-    let mut scan = match seen.take() {
-        Some(seen) if seen.base == base && seen.inode == about.ino() && seen.scan.good <= about.len() => seen.scan,
-        _ => Scan::new(preamble_bytes(&file, &path, &Place { dir, schema, identity: &identity }, base)?, base),
-    };
-    let walk = Walk { file: &file, len: about.len(), schema, identity: &identity, hint };
-    scan.advance(&walk, |_| {}).map_err(failed)?;
-    if !scan.blocks.is_empty() && file.metadata().map_err(failed)?.len() < scan.good {
-        return Ok(None);
-    }
-    if scan.good > scan.synced && !scan.blocks.is_empty() {
-        make_durable(&file).map_err(failed)?;
-        scan.synced = scan.good;
-    }
-    let segment = SegmentView::active(path, schema, identity, base, file, &scan);
-    if scan.holes.is_empty() {
-        *seen = Some(Seen { base, inode: about.ino(), scan });
-    }
-    Ok(Some(segment))
-}
-
-/// Syncs a file that is open for reading; where the file system cannot, its rows are as durable as they get.
-fn make_durable(file: &File) -> io::Result<()> {
-    use nix::errno::Errno;
-    let given_up = [Errno::EINVAL, Errno::EROFS, Errno::ENOSYS].map(|errno| Some(errno as i32));
-    match file.sync_data() {
-        Err(error) if !given_up.contains(&error.raw_os_error()) => Err(error),
-        _ => Ok(()),
-    }
 }

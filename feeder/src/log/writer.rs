@@ -21,10 +21,13 @@ use std::time::Duration;
 use super::commit::Pending;
 use super::core::{Core, Setup};
 use super::files::{self, Held, Hint};
+use super::layout::block_rows;
 use super::recover::{Place, Recovery};
 use super::{Origin, now_ms};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rows::Rows;
+use crate::schema::Schema;
+use crate::versions::{Defaults, SchemaVersion, Schemas};
 
 /// Bytes of rows after which a commit group takes no further append.
 pub const GROUP_BYTES_MAX: usize = 64 << 20;
@@ -82,6 +85,8 @@ struct Shared {
     /// The writer closes.
     closing: Condvar,
     core: Mutex<Core>,
+    /// The schemas that appends are compared with; the newest is what is written.
+    schemas: Mutex<Arc<Schemas>>,
     end: AtomicU64,
     lock: Held,
 }
@@ -107,7 +112,9 @@ impl Writer {
     pub(super) fn open(setup: Setup, options: WriterOptions, still_there: impl FnOnce() -> Result<()>) -> Result<Self> {
         let lock = take_lock(&setup.dir)?;
         still_there()?;
-        let place = Place { dir: &setup.dir, schema: &setup.schema, identity: &setup.identity };
+        // All versions of segments that are there: only this writer makes them from now on.
+        let schemas = setup.schemas.now()?;
+        let place = Place { dir: &setup.dir, schemas: &schemas, identity: &setup.identity };
         let opened = place.open(options.fsync != Fsync::Never)?;
         let path = Hint::path(&setup.dir);
         let hint = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
@@ -115,6 +122,7 @@ impl Writer {
         let end = opened.active.end;
         let mut core = Core {
             active: Some(opened.active),
+            version: schemas.newest().clone(),
             end,
             origins: opened.origins,
             hint,
@@ -131,6 +139,7 @@ impl Writer {
             turn: Condvar::new(),
             closing: Condvar::new(),
             core: Mutex::new(core),
+            schemas: Mutex::new(schemas),
             end: AtomicU64::new(end),
             lock,
         });
@@ -142,6 +151,10 @@ impl Writer {
     }
 
     /// Stores rows at the end and returns their offsets. Rows of one call are stored together or not at all.
+    ///
+    /// Rows need not have the topic's schema. Columns go by name; narrower ones are widened; columns that were added with a
+    /// default may be missing. Wider ones make the topic's next schema version first. Whatever would lose or guess
+    /// something is refused with the column, and nothing is written.
     pub fn append(&self, rows: &Rows) -> Result<Range<u64>> {
         self.submit(rows, None)
     }
@@ -164,7 +177,20 @@ impl Writer {
 
     /// Rows of a full block: appends of a multiple of it are stored without being gathered later.
     pub fn block_rows(&self) -> u32 {
-        self.shared.setup.block_rows
+        block_rows(&self.schemas().newest().schema, self.shared.setup.block_bytes)
+    }
+
+    /// The schemas of the topic; the newest is what this writer stores.
+    pub fn schemas(&self) -> Arc<Schemas> {
+        self.shared.schemas.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Makes `schema` the topic's next schema version, for all its partitions: columns may be wider, and new ones need a
+    /// default. Durable when it returns; nothing, if the topic's schema takes such rows already. The segment that is
+    /// active now is sealed before the first rows of the new version.
+    pub fn grow(&self, schema: &Schema, defaults: &Defaults) -> Result<Arc<Schemas>> {
+        self.shared.check_process()?;
+        self.shared.grow(schema, defaults)
     }
 
     /// What was found when the partition was opened.
@@ -214,19 +240,13 @@ impl Writer {
     fn submit(&self, rows: &Rows, origin: Option<Origin>) -> Result<Range<u64>> {
         let shared = &*self.shared;
         shared.check_process()?;
-        if !Arc::ptr_eq(rows.schema(), &shared.setup.schema) && rows.schema() != &shared.setup.schema {
-            return Err(Error::invalid(format!(
-                "rows have another schema than their topic: rows={:?} topic={:?}",
-                rows.schema().to_string(),
-                shared.setup.schema.to_string()
-            )));
-        }
+        let (rows, version) = shared.fit(rows)?;
         // Asked before leading: a clock that fails must not leave the others without a leader.
         let now_ms = (shared.options.clock)();
         let mut queue = shared.queue();
         let ticket = queue.next_ticket;
         queue.next_ticket += 1;
-        queue.waiting.push((ticket, Pending { rows: rows.clone(), origin }));
+        queue.waiting.push((ticket, Pending { rows, origin, version }));
         loop {
             if let Some(result) = queue.done.remove(&ticket) {
                 return result;
@@ -286,6 +306,37 @@ impl Shared {
         }
     }
 
+    /// The rows as they are stored, and the schema version that they are then.
+    fn fit(&self, rows: &Rows) -> Result<(Rows, SchemaVersion)> {
+        let schemas = self.schemas.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let newest = schemas.newest();
+        if Arc::ptr_eq(rows.schema(), &newest.schema) || *rows.schema() == newest.schema {
+            return Ok((rows.clone(), newest.clone()));
+        }
+        let mut growth = schemas.growth();
+        let fits = growth.take(rows.schema(), &Defaults::default()).and_then(|()| growth.version(0));
+        let schemas = match fits {
+            Ok(None) => schemas,
+            // Or another process made the version that these rows are of.
+            _ => self.grow(rows.schema(), &Defaults::default())?,
+        };
+        let newest = schemas.newest();
+        Ok((schemas.upgrade(rows.schema(), &newest.schema)?.rows(rows)?, newest.clone()))
+    }
+
+    fn grow(&self, schema: &Schema, defaults: &Defaults) -> Result<Arc<Schemas>> {
+        let now_ms = (self.options.clock)();
+        let schemas = self.setup.schemas.grow(now_ms, &|growth| {
+            growth.take(schema, defaults)?;
+            growth.check_defaults(defaults)
+        })?;
+        let mut known = self.schemas.lock().unwrap_or_else(PoisonError::into_inner);
+        if schemas.versions().len() > known.versions().len() {
+            *known = schemas;
+        }
+        Ok(known.clone())
+    }
+
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -296,11 +347,12 @@ impl Shared {
 }
 
 impl Queue {
-    /// Everything that waits, up to the size of a group.
+    /// Everything that waits, up to the size of a group, and up to the first that is of another schema version.
     fn take_group(&mut self) -> Vec<(u64, Pending)> {
         let mut bytes = 0;
+        let version = self.waiting.first().map(|(_, pending)| pending.version.number);
         let fitting = self.waiting.iter().take_while(|(_, pending)| {
-            let fits = bytes < GROUP_BYTES_MAX;
+            let fits = bytes < GROUP_BYTES_MAX && Some(pending.version.number) == version;
             bytes += pending.rows.bytes();
             fits
         });

@@ -95,7 +95,7 @@ fn newer_formats_are_refused_with_the_version_needed() {
     raise(&place.topic.dir().join("topic.json"));
     let error = place.root.topic(place.topic.name()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
-    assert!(error.to_string().contains("format=7 supported=1"), "{error}");
+    assert!(error.to_string().contains("format=7 supported=2"), "{error}");
     raise(&place.dir.path().join("forebay.json"));
     let error = Root::open(place.dir.path()).unwrap_err();
     assert!(error.to_string().contains("format=7 supported=1"), "{error}");
@@ -150,7 +150,7 @@ fn child_may_read_only() {
         topic.guard(&[0]).unwrap_err(),
         root.create_topic(&"other".parse().unwrap(), topic.schema(), &TopicOptions::default()).unwrap_err(),
         root.remove_topic(topic.name()).unwrap_err(),
-        topic.retain(&crate::log::Retention::default(), 0, &|_| None).unwrap_err(),
+        topic.retain(&crate::log::Retention::default(), 0, &|_| Ok(None)).unwrap_err(),
     ];
     for error in kinds {
         assert_eq!(error.kind(), ErrorKind::Permission, "{}", error.report());

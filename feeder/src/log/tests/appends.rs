@@ -252,7 +252,7 @@ fn rows_of_another_schema_are_refused() {
     let other = Arc::new(Schema::parse("x:uint64").unwrap());
     let error = writer.append(&numbered(&other, 0..1)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
-    assert!(error.to_string().contains("x:uint64"), "{error}");
+    assert!(error.to_string().contains("column=\"x\" topic=int64 rows=uint64"), "{error}");
     assert_eq!(writer.append(&numbered(place.topic.schema(), 0..0)).unwrap(), 0..0);
     assert_eq!(place.topic.writer(1, policy(Fsync::Never)).unwrap_err().kind(), ErrorKind::NotFound);
 }

@@ -15,11 +15,16 @@ use crate::log::sums::BlockSums;
 use crate::log::view::SegmentView;
 use crate::log::{BlockRef, Fsync, Identity, TopicOptions, crc32c};
 use crate::rows::Rows;
+use crate::versions::SchemaVersion;
 
 const PREAMBLE: u64 = 4096;
 
 fn identity(place: &Place) -> Identity {
     Identity { incarnation: place.topic.incarnation(), partition: 0 }
+}
+
+fn version(place: &Place) -> SchemaVersion {
+    place.topic.schemas().unwrap().newest().clone()
 }
 
 /// A topic whose active segment holds these groups, every one a few rows in blocks of two.
@@ -200,7 +205,7 @@ fn any_damaged_byte_of_an_active_segment_costs_its_block_at_most() {
             file.write_all_at(&[byte[0] ^ (1 << (at % 8))], at).unwrap();
             let found = scan(&place, &file, len, hint);
             let own = file.try_clone().unwrap();
-            let segment = SegmentView::active(path.clone(), place.topic.schema(), identity(&place), 0, own, &found);
+            let segment = SegmentView::active(path.clone(), &version(&place), identity(&place), 0, own, &found);
             assert!(segment.end >= protected && segment.end <= end, "at={at} end={}", segment.end);
             let right = read_what_can_be(&segment, &file, &wanted);
             assert!(right + 2 >= protected, "at={at} right={right}");
@@ -225,7 +230,7 @@ fn any_damaged_byte_of_a_sealed_segment_is_noticed_when_it_is_needed() {
             continue;
         }
         file.write_all_at(&[byte[0] ^ (1 << (at % 8))], at).unwrap();
-        let segment = SegmentView::sealed(&place.partition(), place.topic.schema(), identity(&place), 0..7);
+        let segment = SegmentView::sealed(&place.partition(), &version(&place), identity(&place), 0..7);
         let right = read_what_can_be(&segment, &file, &wanted);
         assert!(right >= 5 && (right == 7 || at < footer_at), "at={at} right={right}");
         file.write_all_at(&byte, at).unwrap();

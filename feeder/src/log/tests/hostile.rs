@@ -6,10 +6,10 @@ use proptest::prelude::*;
 
 use super::support::*;
 use crate::log::block::{self, BlockMeta};
+use crate::log::facts::TopicFacts;
 use crate::log::files::Hint;
 use crate::log::layout::pieces;
 use crate::log::sums::BlockSums;
-use crate::log::topic::TopicFacts;
 use crate::log::{Fsync, Identity, TopicOptions, crc32c};
 use crate::schema::Schema;
 
@@ -26,7 +26,7 @@ fn exercise(place: &Place) {
         }
     }
     let _ = topic.verify(&mut |_| {});
-    let _ = topic.retain(&crate::log::Retention { bytes: Some(0), age_ms: Some(1) }, u64::MAX, &|_| Some(0));
+    let _ = topic.retain(&crate::log::Retention { bytes: Some(0), age_ms: Some(1) }, u64::MAX, &|_| Ok(Some(0)));
     if let Ok(writer) = topic.writer(0, policy(Fsync::Never)) {
         let _ = writer.append(&rows(topic.schema(), 0..3));
         let _ = writer.seal();

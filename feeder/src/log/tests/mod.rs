@@ -6,6 +6,7 @@ mod appends;
 mod arrow_files;
 mod crash;
 mod damage;
+mod growth;
 mod hostile;
 mod keeping;
 mod space;
