@@ -479,9 +479,11 @@ def test_a_wrong_argument_is_refused_by_name(arguments: dict[str, Any], text: st
 
 @pytest.mark.parametrize("folder", [b"data", 3])
 def test_a_root_that_is_no_folder_is_refused(folder: Any) -> None:
-    for call in (forebay.DataLoader, forebay.open):
-        with pytest.raises(forebay.InvalidError, match="^root is a folder, as text or a path: root="):
-            call("small", root=folder)
+    refused = "^root is a folder, as text or a path: root="
+    with pytest.raises(forebay.InvalidError, match=refused):
+        forebay.DataLoader("small", BATCH, root=folder)
+    with pytest.raises(forebay.InvalidError, match=refused):
+        forebay.open("small", root=folder)
 
 
 def test_a_column_that_is_not_there_is_refused_with_those_that_are(root: Path) -> None:
