@@ -38,7 +38,7 @@ pub struct TensorData {
     ptr: *mut u8,
     bytes: usize,
     dtype: Dtype,
-    shape: Vec<i64>,
+    shape: Arc<[i64]>,
     owner: Arc<dyn Any + Send + Sync>,
 }
 
@@ -59,7 +59,7 @@ impl TensorData {
         ptr: *mut u8,
         bytes: usize,
         dtype: Dtype,
-        shape: Vec<i64>,
+        shape: Arc<[i64]>,
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Self {
         assert_eq!(shape_bytes(dtype, &shape), Some(bytes), "shape={shape:?} dtype={dtype}");
@@ -77,12 +77,17 @@ impl TensorData {
     }
 
     /// A tensor in memory of its own that holds a copy of `bytes`, or `None` if the shape's size is another one.
-    pub fn copied(bytes: &[u8], dtype: Dtype, shape: Vec<i64>) -> Option<Self> {
+    pub fn copied(bytes: &[u8], dtype: Dtype, shape: Arc<[i64]>) -> Option<Self> {
         Self::copied_with(bytes, dtype, shape, ())
     }
 
     /// As [`TensorData::copied`]; `guest` is dropped together with the memory.
-    pub fn copied_with(bytes: &[u8], dtype: Dtype, shape: Vec<i64>, guest: impl Send + Sync + 'static) -> Option<Self> {
+    pub fn copied_with(
+        bytes: &[u8],
+        dtype: Dtype,
+        shape: Arc<[i64]>,
+        guest: impl Send + Sync + 'static,
+    ) -> Option<Self> {
         if shape_bytes(dtype, &shape) != Some(bytes.len()) {
             return None;
         }

@@ -18,6 +18,8 @@ pub mod dataset;
 
 pub mod loader;
 
+pub mod job;
+
 pub mod cli;
 
 mod testing;
@@ -48,6 +50,8 @@ fn _forebay(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<dataset::PyDataset>()?;
     module.add_class::<loader::PyLoader>()?;
     module.add_class::<loader::BatchIterator>()?;
+    module.add_class::<job::PyJob>()?;
+    module.add_function(wrap_pyfunction!(job::job_latest, module)?)?;
     module.add_function(wrap_pyfunction!(cli::run_cli, module)?)?;
     testing::add(module)
 }

@@ -10,12 +10,13 @@
 //!   waits for that lock while holding the interpreter's.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use cursorstore::{State, StateError};
 use feeder::engine::settings::{parse_reader, parse_tail};
 use feeder::engine::{Batch, Checksum, Loader, OnBadRecord, Settings, Step};
+use feeder::job::{Fence, Shape};
 use feeder::{Error, ErrorKind};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
@@ -26,7 +27,7 @@ use crate::error::{OrRaise, raise};
 use crate::framework::Framework;
 
 /// How often a waiting `next` looks for signals.
-const SIGNAL_CHECK: Duration = Duration::from_millis(50);
+pub(crate) const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 
 /// What iterators and the loader object share.
 struct Core {
@@ -35,6 +36,8 @@ struct Core {
     closed: AtomicBool,
     timeout: Option<Duration>,
     output: Option<String>,
+    /// Says at every batch whether a later run of the job has taken over; empty without a job.
+    fence: OnceLock<Arc<Fence>>,
 }
 
 /// The loader, and whose turn it is.
@@ -88,7 +91,7 @@ impl Inner {
 
 impl Core {
     fn check_process(&self) -> PyResult<()> {
-        let here = std::process::id();
+        let here = slab::process::id();
         if here == self.pid {
             return Ok(());
         }
@@ -110,6 +113,13 @@ impl Core {
     fn apart<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut Inner) -> T + Send) -> PyResult<T> {
         self.check_process()?;
         Ok(py.detach(|| work(&mut self.lock())))
+    }
+
+    fn check_fence(&self) -> PyResult<()> {
+        match self.fence.get() {
+            Some(fence) => fence.check().or_raise(),
+            None => Ok(()),
+        }
     }
 
     fn try_lock(&self) -> Option<MutexGuard<'_, Inner>> {
@@ -197,10 +207,11 @@ impl PyLoader {
         let loader = py.detach(|| Loader::new(dataset, settings)).or_raise()?;
         let core = Core {
             inner: Mutex::new(Inner { loader, live: Weak::new() }),
-            pid: std::process::id(),
+            pid: slab::process::id(),
             closed: AtomicBool::new(false),
             timeout: timeout.filter(|timeout| !timeout.is_zero()),
             output,
+            fence: OnceLock::new(),
         };
         Ok(Self { core: Arc::new(core) })
     }
@@ -243,15 +254,7 @@ impl PyLoader {
 
     /// Takes a state, as JSON text.
     fn load(&self, py: Python<'_>, state: &str) -> PyResult<()> {
-        let state = State::decode(state).map_err(|error| {
-            let kind = match error {
-                StateError::Newer { .. } | StateError::NoVersion { .. } | StateError::Inconsistent { .. } => {
-                    ErrorKind::StateMismatch
-                }
-                _ => ErrorKind::Invalid,
-            };
-            raise(&Error::new(kind, error.to_string()).with_source(error))
-        })?;
+        let state = parse_state(state)?;
         self.core.apart(py, |inner| inner.load(&state))?.or_raise()
     }
 
@@ -311,6 +314,41 @@ impl PyLoader {
     }
 }
 
+impl PyLoader {
+    /// From now on batches are handed out only while this says that no later run has taken over.
+    pub(crate) fn bind(&self, fence: &Arc<Fence>) {
+        let _ = self.core.fence.set(fence.clone());
+    }
+
+    /// What a job needs to know of the loader.
+    pub(crate) fn shape(&self, py: Python<'_>) -> PyResult<Shape> {
+        self.core.with(py, |inner| {
+            let settings = inner.loader.settings();
+            Shape { world: settings.world, batch: settings.global_batch, drop_last: settings.drop_last }
+        })
+    }
+
+    /// Puts the loader at a state, or leaves it where it is, and says its state.
+    pub(crate) fn place(&self, state: Option<&State>) -> feeder::Result<State> {
+        let mut inner = self.core.lock();
+        state.map_or(Ok(()), |state| inner.load(state))?;
+        inner.loader.state(None)
+    }
+}
+
+/// A state from JSON text.
+pub(crate) fn parse_state(text: &str) -> PyResult<State> {
+    State::decode(text).map_err(|error| {
+        let kind = match error {
+            StateError::Newer { .. } | StateError::NoVersion { .. } | StateError::Inconsistent { .. } => {
+                ErrorKind::StateMismatch
+            }
+            _ => ErrorKind::Invalid,
+        };
+        raise(&Error::new(kind, error.to_string()).with_source(error))
+    })
+}
+
 /// Yields the batches of one iteration as dicts of tensors.
 #[pyclass(frozen, module = "forebay._forebay")]
 pub struct BatchIterator {
@@ -354,7 +392,10 @@ impl BatchIterator {
     /// Whether `next` has an answer at once: a batch, the end or an error. Raises if this iterator is over.
     fn ready(&self, py: Python<'_>) -> PyResult<bool> {
         match self.token() {
-            Some(token) => self.core.with(py, |inner| inner.live(&token).map(Loader::is_ready))?.or_raise(),
+            Some(token) => {
+                self.core.check_fence()?;
+                self.core.with(py, |inner| inner.live(&token).map(Loader::is_ready))?.or_raise()
+            }
             None => Ok(true),
         }
     }
@@ -402,6 +443,7 @@ impl BatchIterator {
         let Some(token) = self.token() else { return Ok(None) };
         let mut began = None;
         loop {
+            self.core.check_fence()?;
             // With the interpreter's lock held, so that nothing comes between the signals looked for and the batch.
             let step = match self.core.try_lock() {
                 Some(mut inner) => inner.live(&token).and_then(|loader| loader.poll_next(Duration::ZERO)).or_raise()?,

@@ -35,7 +35,7 @@ impl Drop for Counted {
 #[pyfunction]
 fn _testing_tensor(data: &[u8], dtype: &str, shape: Vec<i64>) -> PyResult<Tensor> {
     let dtype = Dtype::from_name(dtype).ok_or_else(|| PyValueError::new_err("no such dtype"))?;
-    let data = TensorData::copied_with(data, dtype, shape, Counted::new());
+    let data = TensorData::copied_with(data, dtype, shape.into(), Counted::new());
     Ok(data.ok_or_else(|| PyValueError::new_err("not the size of the shape"))?.into())
 }
 

@@ -128,6 +128,7 @@ class Job:
     save_every: int = 1
     names_epochs: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
+    job: str | None = None
     steps: list[Step] = field(default_factory=list)
     attempts: int = 0
     last_batch: int = 0
@@ -175,6 +176,8 @@ class Job:
             "names_epochs": self.names_epochs,
             "settings": self.settings,
             "state": str(self.state),
+            "job": self.job,
+            "attempt": f"attempt-{self.attempts}",
             "ledger": str(self._ledger(rank)),
             "die": list(die) if die else None,
         }

@@ -3,13 +3,14 @@
 Run as a program by `harness.Job`, with its orders as JSON in the first argument. It needs neither torch nor NumPy.
 After each step it appends a line to its ledger and tells its launcher, whose answer stands for the all-reduce of a real
 training: no rank is a step ahead of another. Rank 0 then saves the state as checkpoints are saved: a file beside,
-fsync, rename. `die` names a step and a moment at which the process kills itself.
+fsync, rename; a job commits that file. `die` names a step and a moment at which the process kills itself.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 import signal
 import struct
@@ -35,6 +36,7 @@ class Trainer:
         self.rank = orders["rank"]
         self.ledger = os.open(orders["ledger"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self.steps = 0
+        job = {"job": orders["job"], "attempt": orders["attempt"]} if orders["job"] else {}
         self.loader = forebay.DataLoader(
             orders["topic"],
             root=orders["root"],
@@ -43,12 +45,20 @@ class Trainer:
             global_batch_size=orders["batch"],
             output="dlpack",
             **orders["settings"],
+            **job,
         )
+        self.before = 0
 
     def run(self) -> None:
         """Trains from the saved state, or from the start, to the end of the last epoch."""
         saved = self.orders["state"]
-        if os.path.exists(saved):
+        if self.orders["job"]:
+            if (checkpoint := self.loader.resumed) is not None:
+                self.before = checkpoint.step
+                assert checkpoint.path is not None
+                with open(checkpoint.path) as file:
+                    assert json.load(file) == checkpoint.state == self.loader.state_dict(), "model and data differ"
+        elif os.path.exists(saved):
             with open(saved) as file:
                 state = json.load(file)
             self.loader.load_state_dict(state)
@@ -95,6 +105,8 @@ class Trainer:
     def save(self) -> None:
         """Makes the state durable, whole or not at all."""
         path = self.orders["state"]
+        if self.orders["job"]:
+            path += f"-{self.before + self.steps}"
         text = json.dumps(self.loader.state_dict()).encode()
         with open(path + ".tmp", "wb") as file:
             file.write(text[: len(text) // 2])
@@ -104,6 +116,9 @@ class Trainer:
             file.flush()
             os.fsync(file.fileno())
         os.replace(path + ".tmp", path)
+        if self.orders["job"]:
+            self.die("written")
+            self.loader.commit(self.before + self.steps, path)
         self.die("saved")
 
     def note(self, line: dict[str, Any]) -> None:
@@ -124,4 +139,5 @@ class Trainer:
 
 
 if __name__ == "__main__":
+    logging.disable(logging.WARNING)  # The launcher takes every word there for an error.
     Trainer(json.loads(sys.argv[1])).run()

@@ -76,7 +76,7 @@ impl FromStr for TopicName {
 }
 
 /// Whether a text can be a part of a name: it never leaves a directory and needs no quoting anywhere.
-pub(crate) fn is_name_part(part: &str) -> bool {
+pub fn is_name_part(part: &str) -> bool {
     !part.is_empty()
         && part.len() <= NAME_PART_BYTES_MAX
         && !part.starts_with('.')

@@ -27,6 +27,8 @@ pub mod reader;
 
 pub mod engine;
 
+pub mod job;
+
 pub mod bench;
 
 pub mod cli;

@@ -17,6 +17,7 @@ const UNSAFE: &[&str] = &[
     "cuda/src/driver.rs",
     "feeder/slab/src/loom_tests.rs",
     "feeder/slab/src/map.rs",
+    "feeder/slab/src/process.rs",
     "feeder/slab/tests/common/mod.rs",
     "feeder/slab/tests/processes.rs",
     "feeder/src/reader/copy.rs",
@@ -24,6 +25,7 @@ const UNSAFE: &[&str] = &[
     "feeder/src/reader/region.rs",
     "feeder/src/reader/tests_uring.rs",
     "feeder/src/reader/uring.rs",
+    "feeder/tests/allocations.rs",
     "feeder/tests/engine.rs",
     "feeder/tests/growth.rs",
 ];

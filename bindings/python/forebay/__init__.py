@@ -5,6 +5,8 @@ next. Importing this package brings in neither torch nor NumPy.
 """
 
 from forebay._forebay import Tensor, __version__
+from forebay._job import Checkpoint, latest
+from forebay._samples import Batch, Samples, open  # noqa: A004 (what it is called)
 from forebay.ceiling import ceiling
 from forebay.errors import (
     BusyError,
@@ -22,11 +24,12 @@ from forebay.errors import (
     StateMismatchError,
     TimeoutError,  # noqa: A004 (it is one)
 )
-from forebay.loader import Batch, DataLoader, Samples, State, Transform, open  # noqa: A004 (what it is called)
+from forebay.loader import DataLoader, State, Transform
 
 __all__ = [
     "Batch",
     "BusyError",
+    "Checkpoint",
     "ClosedError",
     "CorruptError",
     "DataLoader",
@@ -47,5 +50,6 @@ __all__ = [
     "Transform",
     "__version__",
     "ceiling",
+    "latest",
     "open",
 ]

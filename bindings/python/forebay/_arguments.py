@@ -1,4 +1,4 @@
-"""What people pass out of habit.
+"""What people pass: out of habit, and as numbers of whatever type.
 
 `DataLoader` has the argument names of `torch.utils.data.DataLoader` where the meaning is the same. The others describe
 how torch's loader works inside, and have no meaning here: they are refused by name, with the reason and what to use
@@ -6,9 +6,11 @@ instead. Their harmless defaults are taken without a word, so that code which sp
 else that is unknown is refused with the nearest name there is.
 """
 
+import json
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from forebay._forebay import LIMITS
 from forebay.errors import InvalidError
 
 
@@ -68,3 +70,61 @@ def _meant(name: str, known: Iterable[str]) -> str:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def json_of(state: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(state)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidError(f"not a state of a forebay loader: {error}") from error
+
+
+def step_or_text(resume: Any) -> Any:
+    """A step as NumPy and torch have it, too."""
+    return resume if isinstance(resume, (str, bool)) or not hasattr(resume, "__index__") else resume.__index__()
+
+
+def refuse_without_job(**arguments: object) -> None:
+    for name, value in arguments.items():
+        if value is not None:
+            raise InvalidError.of(f"this is about a job, and there is none: argument={name}", "job=NAME")
+
+
+def count(name: str, value: int | None, least: int = 1, most: int = 2**32 - 1) -> Any:
+    """As `_number`, or none."""
+    return None if value is None else number(name, value, least, most)
+
+
+def number(name: str, value: int, least: int = 1, most: int = 2**32 - 1) -> int:
+    """A whole number within its limits, as torch, NumPy and Python have them."""
+    try:
+        whole = value.__index__()
+    except AttributeError:
+        raise InvalidError(f"{name} is a whole number: {name}={value!r}") from None
+    most = LIMITS.get(name, most)
+    if isinstance(value, bool) or not least <= whole <= most:
+        raise InvalidError(f"{name} is {least} to {most}: {name}={value!r}")
+    return whole
+
+
+def seconds(name: str, value: float) -> float:
+    """A time that can be waited for."""
+    try:
+        time = float(value)
+    except (TypeError, ValueError):
+        raise InvalidError(f"{name} is seconds, or 0 for none: {name}={value!r}") from None
+    if not 0 <= time < 2**63:
+        raise InvalidError(f"{name} is seconds, or 0 for none: {name}={value!r}")
+    return time
+
+
+def keep(last: int | None, every: int | None) -> tuple[int | None, int | None]:
+    """Which checkpoints stay."""
+    return count("keep_last", last, most=2**63), count("keep_every", every, most=2**63)
+
+
+def parameters(kind: type) -> list[str]:
+    """Names of what a class takes, but for those that it takes to refuse them."""
+    import inspect
+
+    return [name for name in inspect.signature(kind).parameters if name != "habits"]

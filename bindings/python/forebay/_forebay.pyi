@@ -10,6 +10,7 @@ __all__ = [
     "LIMITS",
     "BatchIterator",
     "Dataset",
+    "Job",
     "Loader",
     "Tensor",
     "__version__",
@@ -18,6 +19,7 @@ __all__ = [
     "_testing_live",
     "_testing_raise",
     "_testing_tensor",
+    "job_latest",
     "run_cli",
 ]
 
@@ -119,6 +121,44 @@ class BatchIterator:
     def handed_out(self) -> int: ...
     def close(self, consumed: int | None = None) -> None: ...
 
+@final
+class Job:
+    """One process's part in a job; see `forebay.DataLoader`."""
+
+    def __new__(
+        cls,
+        root: str | os.PathLike[str],
+        job: str,
+        *,
+        attempt: str | None,
+        resume: str,
+        revision: str | None,
+        keep_last: int | None,
+        keep_every: int | None,
+    ) -> Job: ...
+    def lead(self, loader: Loader, explicit: bool) -> None: ...
+    def follow(self, loader: Loader, explicit: bool, rank: int, timeout_s: float) -> None: ...
+    def commit(
+        self,
+        step: int,
+        path: str | None,
+        tag: str | None,
+        state: str,
+        keep_last: int | None,
+        keep_every: int | None,
+    ) -> int: ...
+    def check(self) -> None: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def started_at(self) -> tuple[int, str | None, str] | None: ...
+    @property
+    def start_state(self) -> str | None: ...
+    def take_notices(self) -> list[str]: ...
+
+def job_latest(
+    root: str | os.PathLike[str], job: str
+) -> tuple[tuple[int, str | None, str] | None, list[tuple[int, str]]]: ...
 def run_cli(argv: Sequence[str]) -> int: ...
 def _testing_tensor(data: bytes, dtype: str, shape: Sequence[int]) -> Tensor: ...
 def _testing_live() -> int: ...

@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
+from forebay import _arguments
 from forebay.errors import InvalidError
-from forebay.loader import DataLoader, _number
+from forebay.loader import DataLoader
 
 Kept = TypeVar("Kept")
 
@@ -29,7 +30,7 @@ def ceiling(loader: Iterable[Kept], batches: int = 8) -> Iterator[Kept]:
     Raises:
         forebay.InvalidError: `batches` is not at least 1, or the loader yields none.
     """
-    most = _number("batches", batches)
+    most = _arguments.number("batches", batches)
     state = loader.state_dict() if isinstance(loader, DataLoader) else None
     kept = list(itertools.islice(iter(loader), most))
     if state is not None and isinstance(loader, DataLoader):

@@ -7,7 +7,6 @@ iterator is handed out as it is unless there is a `transform`. torch and NumPy a
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import logging
 import os
@@ -15,17 +14,16 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
 from forebay import _arguments, _ranks
-from forebay._forebay import LIMITS, Dataset, Loader
+from forebay._forebay import Dataset, Loader
+from forebay._job import Checkpoint, Job, default_root, local_path
+from forebay._samples import Batch, dataset_of
 from forebay._transform import TransformIterator
 from forebay.errors import ClosedError, InvalidError
 
-Batch = dict[str, Any]
-"""Tensors by column name."""
 Transform = Callable[[Batch, Any], Any]
 """Gets a batch and a random generator that is the same at every run for this batch."""
 State = dict[str, Any]
@@ -35,9 +33,6 @@ _logger = logging.getLogger("forebay")
 _open: weakref.WeakSet[DataLoader] = weakref.WeakSet()
 
 LATER = {
-    "job": "checkpoints kept by forebay itself are not in this version; keep state_dict() in your own checkpoint",
-    "resume": "checkpoints kept by forebay itself are not in this version; use load_state_dict()",
-    "attempt": "checkpoints kept by forebay itself are not in this version",
     "endpoint": "the daemon is not in this version; use root= to read in this process",
     "subscription": "live topics are not in this version",
     "topics": "live topics are not in this version; name one topic as dataset",
@@ -46,70 +41,12 @@ LATER = {
 """Arguments of the design that this version does not have, with the reason."""
 
 
-def default_root() -> Path:
-    """Where topics live if nobody says: FOREBAY_ROOT, else ./forebay-data."""
-    return Path(os.environ.get("FOREBAY_ROOT") or "forebay-data")
-
-
-def open(  # noqa: A001 (forebay.open is what it is called)
-    dataset: str,
-    *,
-    root: str | os.PathLike[str] | None = None,
-    columns: Sequence[str] | None = None,
-    output: str = "auto",
-) -> Samples:
-    """The samples of a topic or of a dataset version by index, for looking at them: `forebay.open("clean@v1")[3]`."""
-    return Samples(_dataset(dataset, root), columns, output)
-
-
-class Samples(Sequence[Batch]):
-    """The samples of a dataset version, or those that a topic held when this was made, by index in their own order."""
-
-    def __init__(self, dataset: Dataset, columns: Sequence[str] | None, output: str) -> None:
-        self._dataset = dataset
-        self._columns = None if columns is None else list(columns)
-        self._output = output
-
-    @property
-    def schema(self) -> str:
-        """The columns as text."""
-        return self._dataset.schema
-
-    @property
-    def version(self) -> str | None:
-        """The dataset version, as "clean@v1"; None for a bare topic."""
-        return self._dataset.version
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: Any) -> Any:
-        """One sample, or those of a slice."""
-        if isinstance(index, slice):
-            return [self[at] for at in range(*index.indices(len(self)))]
-        at = index.__index__()
-        if not -len(self) <= at < len(self):
-            raise IndexError(f"no such sample: index={at} samples={len(self)}")
-        return self._dataset.sample(at % len(self), self._columns, self._output)
-
-
-def _dataset(name: str, root: str | os.PathLike[str] | None) -> Dataset:
-    if not isinstance(name, str):
-        raise InvalidError(f"dataset is the name of a topic or of a version of a dataset: dataset={name!r}")
-    folder: object = None
-    with contextlib.suppress(TypeError):
-        folder = os.fspath(default_root() if root is None else root)
-    if not isinstance(folder, str):
-        raise InvalidError(f"root is a folder, as text or a path: root={root!r}")
-    return Dataset(folder, name)
-
-
 class DataLoader:
     """Yields the batches of one rank as dicts of tensors, in an order that a restart continues exactly.
 
     The records are those of a dataset version, fixed for ever, or those that the topic holds when the loader is made;
     then a state brings its own. Iterating again after a `break` starts the epoch again; after its end, the next epoch;
-    after `load_state_dict`, goes on there.
+    after `load_state_dict`, or with the checkpoints of a `job`, goes on there.
 
     Args:
         dataset: A version of a dataset, as "clean@v1", "clean@latest" or "clean@prod" (what these mean when the loader
@@ -129,7 +66,19 @@ class DataLoader:
         transform: `f(batch, rng)`, run in threads ahead of the training; `rng` is a `numpy.random.Generator` keyed by
             (seed, epoch, place). What it returns is yielded instead of the batch.
         transform_threads: Threads, and batches ahead, for `transform`.
-        timeout: Seconds that `next` waits before it raises `TimeoutError`; 0 for no limit.
+        job: Name of the training, whose checkpoints are then kept in the root: see `commit` and `forebay.latest`.
+            Its run begins when the cursor is first needed. Only one run of a job goes on: a later one ends it, whose
+            processes get `FencedError` at their next batch or commit.
+        resume: Where the job's run starts, unless `load_state_dict` was called: "latest" (the newest checkpoint, the
+            beginning if there is none), "never" (the beginning), a step, or a tag. What comes after that is abandoned:
+            it stays in the store but is not the latest any more.
+        attempt: Name of this start of all ranks, by which they find one another: the same on every rank, another one at
+            every start. torchrun, srun and PMIx say it by themselves; one process alone needs none.
+        revision: Of the training code, for `forebay checkpoint show`.
+        keep_last: Checkpoints of the job that stay, the newest so many; all by default. Those with a tag always stay.
+        keep_every: Besides, those whose step is a multiple of this.
+        timeout: Seconds that `next` waits before it raises `TimeoutError`; 0 for no limit. Also how long other ranks
+            wait for rank 0 to begin a job's run; 0 for ten minutes.
         output: "torch", "numpy", "dlpack" (plain `Tensor`s for any DLPack consumer), or "auto": the first of torch and
             NumPy that can be imported.
         device: Only "cpu" (or None): batches are host memory, copy them with `.to(device, non_blocking=True)`.
@@ -163,6 +112,12 @@ class DataLoader:
         tail: Literal["pad", "short"] | None = None,
         transform: Transform | None = None,
         transform_threads: int = 2,
+        job: str | None = None,
+        resume: str | int = "latest",
+        attempt: str | None = None,
+        revision: str | None = None,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
         timeout: float = 0,
         output: Literal["auto", "torch", "numpy", "dlpack"] = "auto",
         device: str | None = None,
@@ -183,7 +138,7 @@ class DataLoader:
         for name in habits.keys() & LATER.keys():
             if habits.pop(name) is not None:
                 raise InvalidError(f"{LATER[name]}: argument={name}")
-        _arguments.check(habits, _parameters())
+        _arguments.check(habits, _arguments.parameters(DataLoader))
         if str(device or "cpu") != "cpu":
             raise InvalidError.of(
                 f"batches are delivered in host memory by this version: device={device!s}",
@@ -201,32 +156,45 @@ class DataLoader:
         if rank is not None or world_size is not None:
             _ranks.given(rank, world_size)
         self._rank, self._world_size, self._mesh = rank, world_size, mesh
-        self._batch_size = _count("batch_size", batch_size)
-        self._global_batch_size = _count("global_batch_size", global_batch_size)
+        self._batch_size = _arguments.count("batch_size", batch_size)
+        self._global_batch_size = _arguments.count("global_batch_size", global_batch_size)
         self._transform, self._transform_threads = transform, transform_threads
         self._settings: dict[str, Any] = {
             "columns": None if columns is None else list(columns),
             "shuffle": bool(shuffle),
-            "seed": _number("seed", seed, least=0, most=2**64 - 1),
+            "seed": _arguments.number("seed", seed, least=0, most=2**64 - 1),
             "drop_last": bool(drop_last),
             "tail": tail,
             "checksum": checksum,
             "on_bad_record": on_bad_record,
-            "bad_records_max": _number("bad_records_max", bad_records_max, least=0),
-            "lanes": _count("lanes", lanes),
-            "chunk": _count("chunk", chunk),
-            "pool": _count("pool", pool),
+            "bad_records_max": _arguments.number("bad_records_max", bad_records_max, least=0),
+            "lanes": _arguments.count("lanes", lanes),
+            "chunk": _arguments.count("chunk", chunk),
+            "pool": _arguments.count("pool", pool),
             "reader": reader,
-            "reader_threads": _count("reader_threads", reader_threads),
-            "depth": _number("depth", depth),
-            "read_ahead_steps": _count("read_ahead_steps", read_ahead_steps, least=0),
-            "memory_limit_bytes": _count("memory_limit_bytes", memory_limit_bytes, most=2**63),
-            "overflow_bytes": _number("overflow_bytes", overflow_bytes, least=0, most=2**63),
-            "timeout_s": _seconds("timeout", timeout),
+            "reader_threads": _arguments.count("reader_threads", reader_threads),
+            "depth": _arguments.number("depth", depth),
+            "read_ahead_steps": _arguments.count("read_ahead_steps", read_ahead_steps, least=0),
+            "memory_limit_bytes": _arguments.count("memory_limit_bytes", memory_limit_bytes, most=2**63),
+            "overflow_bytes": _arguments.number("overflow_bytes", overflow_bytes, least=0, most=2**63),
+            "timeout_s": _arguments.seconds("timeout", timeout),
             "output": output,
         }
-        self._dataset: Dataset | None = _dataset(dataset, root)
+        self._dataset: Dataset | None = dataset_of(dataset, root)
         self._schema, self._version = self._dataset.schema, self._dataset.version
+        self._job: Job | None = None
+        if job is not None:
+            keep = _arguments.keep(keep_last, keep_every)
+            home = default_root() if root is None else root
+            self._job = Job(home, job, _arguments.step_or_text(resume), attempt, revision, keep)
+        else:
+            _arguments.refuse_without_job(
+                resume=None if resume == "latest" else resume,
+                attempt=attempt,
+                revision=revision,
+                keep_last=keep_last,
+                keep_every=keep_every,
+            )
         self._closed = False
         self._pid = os.getpid()
         self._making = threading.Lock()
@@ -268,6 +236,13 @@ class DataLoader:
             self._loader, self._ranks = loader, ranks
             return loader
 
+    def _begun(self) -> Loader:
+        """The same, once its job's run has begun: the cursor is where that starts."""
+        loader = self._native()
+        if self._job is not None and self._ranks is not None:
+            self._job.begin(loader, self._ranks, self._settings["timeout_s"])
+        return loader
+
     def _live(self) -> TransformIterator | None:
         """The iterator that transforms, if it is on its way: the compiled loader is ahead of the trainer then."""
         iterator = self._iterator() if self._iterator is not None else None
@@ -275,7 +250,9 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Starts an iteration; see the class for where."""
-        loader = self._native()
+        loader = self._begun()
+        if self._job is not None:
+            self._job.check()
         batches = loader.begin()
         for line in loader.take_notices():
             _logger.info("%s", line)
@@ -290,7 +267,10 @@ class DataLoader:
         return iterator
 
     def __len__(self) -> int:
-        """Batches of a whole epoch, the same on every rank and wherever the cursor stands."""
+        """Batches of a whole epoch, the same on every rank and wherever the cursor stands.
+
+        Of a job whose run has not begun, of the records there are now.
+        """
         return self._native().steps()
 
     @property
@@ -306,7 +286,7 @@ class DataLoader:
     @property
     def epoch(self) -> int:
         """Epoch of the cursor."""
-        return self._native().cursor()[0]
+        return self._begun().cursor()[0]
 
     @property
     def rank(self) -> int:
@@ -325,8 +305,8 @@ class DataLoader:
 
         Batches read ahead never count. For wrappers that fetch ahead, `consumed` is what training has really used.
         """
-        consumed = _count("consumed", consumed, least=0, most=2**63)
-        loader = self._native()
+        consumed = _arguments.count("consumed", consumed, least=0, most=2**63)
+        loader = self._begun()
         iterator = self._live()
         if iterator is not None:
             # The loader is ahead of the trainer by what is being transformed.
@@ -340,20 +320,66 @@ class DataLoader:
         state: State = json.loads(loader.state(consumed))
         return state
 
+    def commit(
+        self,
+        step: int,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        tag: str | None = None,
+        state: Mapping[str, Any] | None = None,
+        consumed: int | None = None,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+    ) -> Checkpoint:
+        """Ties a checkpoint of the model to the data that comes next; durable when it returns. Needs `job=`.
+
+        Call it on any rank, once the model's files are durable: rank 0 writes, elsewhere it returns at once. If it
+        raises, earlier checkpoints are untouched, and unless the error is `FencedError` training may go on and commit
+        again. The same commit once more is no change.
+
+        Args:
+            step: The training's own number, larger than that of the last commit and of the checkpoint resumed from.
+            path: The model's file or folder, made absolute, or a URL. `forebay.latest` gives it back.
+            tag: A name for this checkpoint, which then is always kept. It moves here if another one had it.
+            state: What `state_dict()` gave when the model was taken, if training has gone on since.
+            consumed: As of `state_dict`: the state after so many batches of this iteration.
+            keep_last: Instead of the loader's.
+            keep_every: Instead of the loader's.
+        """
+        if self._job is None:
+            raise InvalidError.of("only a job has checkpoints", "DataLoader(..., job=NAME)")
+        number = _arguments.number("step", step, least=0, most=2**64 - 1)
+        keep = _arguments.keep(keep_last, keep_every)
+        where = None if path is None else local_path(path)
+        if state is None:
+            taken = self.state_dict(consumed)
+        elif consumed is not None:
+            raise InvalidError(f"state and consumed both say what was consumed, give one: consumed={consumed}")
+        else:
+            self._begun()
+            taken = dict(state)
+        self._job.commit(number, where, tag, _arguments.json_of(taken), keep)
+        return Checkpoint(number, where, taken)
+
+    @property
+    def resumed(self) -> Checkpoint | None:
+        """The checkpoint that the job's run started from: load the model of that step. None at the beginning."""
+        self._begun()
+        return self._job.started_at if self._job is not None else None
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes a state: the next iteration goes on there. Raises, changing nothing, if that cannot be honoured."""
-        try:
-            text = json.dumps(state)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidError(f"not a state of a forebay loader: {error}") from error
-        self._native().load(text)
+        loader = self._native()
+        loader.load(_arguments.json_of(state))
+        if self._job is not None:
+            self._job.loaded(loader)
         if (iterator := self._live()) is not None:
             iterator.close()
 
     def set_epoch(self, epoch: int) -> None:
         """Names the epoch of the next iteration. That of the current epoch keeps the cursor."""
-        number = _number("epoch", epoch, least=0, most=2**63)
-        loader = self._native()
+        number = _arguments.number("epoch", epoch, least=0, most=2**63)
+        loader = self._begun()
         iterator = self._live()
         if iterator is not None:
             if number == loader.cursor()[0] and not iterator.drained:
@@ -430,37 +456,3 @@ def _pass_as_iterable_dataset() -> None:
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None:
         torch_data.IterableDataset.register(DataLoader)
-
-
-def _parameters() -> list[str]:
-    import inspect
-
-    return [name for name in inspect.signature(DataLoader.__init__).parameters if name not in ("self", "habits")]
-
-
-def _count(name: str, value: int | None, least: int = 1, most: int = 2**32 - 1) -> Any:
-    """As `_number`, or none."""
-    return None if value is None else _number(name, value, least, most)
-
-
-def _number(name: str, value: int, least: int = 1, most: int = 2**32 - 1) -> int:
-    """A whole number within its limits, as torch, NumPy and Python have them."""
-    try:
-        number = value.__index__()
-    except AttributeError:
-        raise InvalidError(f"{name} is a whole number: {name}={value!r}") from None
-    most = LIMITS.get(name, most)
-    if isinstance(value, bool) or not least <= number <= most:
-        raise InvalidError(f"{name} is {least} to {most}: {name}={value!r}")
-    return number
-
-
-def _seconds(name: str, value: float) -> float:
-    """A time that can be waited for."""
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        raise InvalidError(f"{name} is seconds, or 0 for none: {name}={value!r}") from None
-    if not 0 <= seconds < 2**63:
-        raise InvalidError(f"{name} is seconds, or 0 for none: {name}={value!r}")
-    return seconds

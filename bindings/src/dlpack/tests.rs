@@ -16,7 +16,7 @@ impl Drop for Dropped {
 fn counted(dtype: Dtype, shape: &[i64]) -> (TensorData, Arc<AtomicUsize>) {
     let drops = Arc::new(AtomicUsize::new(0));
     let bytes: Vec<u8> = (0..shape_bytes(dtype, shape).unwrap()).map(|n| n as u8).collect();
-    (TensorData::copied_with(&bytes, dtype, shape.to_vec(), Dropped(drops.clone())).unwrap(), drops)
+    (TensorData::copied_with(&bytes, dtype, shape.into(), Dropped(drops.clone())).unwrap(), drops)
 }
 
 /// Takes a capsule over, as a consumer does: gets the pointer and renames the capsule.
@@ -141,7 +141,7 @@ fn an_owner_that_panics_does_not_end_the_process() {
             panic!("from a drop");
         }
     }
-    let data = TensorData::copied_with(&[1, 2], Dtype::UInt8, vec![2], Bomb).unwrap();
+    let data = TensorData::copied_with(&[1, 2], Dtype::UInt8, [2].into(), Bomb).unwrap();
     let managed = export::<ManagedLegacy>(&data, false);
     // The export holds the last reference; dropping ours does nothing yet.
     drop(data);
@@ -169,8 +169,8 @@ fn a_copy_is_apart_and_says_so() {
 
 #[test]
 fn sizes_that_do_not_fit_are_refused() {
-    assert!(TensorData::copied(&[0; 8], Dtype::Int64, vec![1]).is_some());
-    assert!(TensorData::copied(&[0; 7], Dtype::Int64, vec![1]).is_none());
-    assert!(TensorData::copied(&[0; 8], Dtype::Int64, vec![-1]).is_none());
-    assert!(TensorData::copied(&[], Dtype::Int64, vec![i64::MAX, i64::MAX]).is_none());
+    assert!(TensorData::copied(&[0; 8], Dtype::Int64, [1].into()).is_some());
+    assert!(TensorData::copied(&[0; 7], Dtype::Int64, [1].into()).is_none());
+    assert!(TensorData::copied(&[0; 8], Dtype::Int64, [-1].into()).is_none());
+    assert!(TensorData::copied(&[], Dtype::Int64, [i64::MAX, i64::MAX].into()).is_none());
 }

@@ -1,9 +1,9 @@
 //! `checkpoint/<job>/<step>`: a model checkpoint and the position in the data that belongs to it, one durable fact.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{BadBody, Record, from_json, padded, state_json, to_json};
-use crate::State;
+use super::{BadBody, Record, RecordError, from_json, open, padded, state_json, to_json};
+use crate::{Cursor, State};
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,7 +30,51 @@ pub struct Checkpoint {
     pub committed_ms: u64,
 }
 
+/// What a listing of many checkpoints needs: the record without its state, which takes most of the time to read.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[allow(missing_docs, reason = "as in the record")]
+pub struct Brief {
+    pub step: u64,
+    pub data_step: u64,
+    pub generation: u64,
+    pub path: Option<String>,
+    pub dataset: Option<String>,
+    pub committed_ms: u64,
+    #[serde(rename = "state", deserialize_with = "cursor_of_state")]
+    pub cursor: Cursor,
+}
+
+fn cursor_of_state<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Cursor, D::Error> {
+    #[derive(Deserialize)]
+    struct OnlyCursor {
+        cursor: Cursor,
+    }
+    Ok(OnlyCursor::deserialize(deserializer)?.cursor)
+}
+
 impl Checkpoint {
+    /// The run that made stored bytes, without a look at the rest.
+    pub fn generation_of(bytes: &[u8]) -> Result<u64, RecordError> {
+        const FIELD: &[u8] = b"\"generation\":";
+        // It stands behind the job's name and two numbers.
+        let head = &bytes[..bytes.len().min(512)];
+        let found = head.windows(FIELD.len()).position(|part| part == FIELD).map(|at| &head[at + FIELD.len()..]);
+        let digits = found.and_then(|rest| rest.split(|byte| !byte.is_ascii_digit()).next());
+        match digits.and_then(|digits| str::from_utf8(digits).ok()?.parse().ok()) {
+            Some(generation) if bytes.starts_with(b"checkpoint 1 ") => Ok(generation),
+            _ => Ok(Self::brief(bytes)?.generation),
+        }
+    }
+
+    /// Reads stored bytes without the state.
+    pub fn brief(bytes: &[u8]) -> Result<Brief, RecordError> {
+        let kind = Self::KIND;
+        match open(kind, bytes)? {
+            (1, body) => from_json(body).map_err(|source| RecordError::Body { kind, version: 1, source }),
+            (found, _) => Err(RecordError::Newer { kind, found, newest: Self::VERSION }),
+        }
+    }
+
     /// What the keys of a job's checkpoints begin with; sorted by key they are sorted by step.
     pub fn prefix(job: &str) -> String {
         format!("checkpoint/{job}/")
@@ -88,6 +132,13 @@ mod tests {
         let checkpoint = checkpoint("vision", 30, 30720);
         check(&checkpoint, "checkpoint/vision/00000000000000000030", golden!("checkpoint.1"));
         assert!(checkpoint.encode().len() < 700);
+        let brief = Checkpoint::brief(&checkpoint.encode()).unwrap();
+        assert_eq!((brief.step, brief.data_step, brief.generation), (30, 120, 3));
+        assert_eq!((brief.path, brief.dataset, brief.cursor), (checkpoint.path.clone(), None, checkpoint.state.cursor));
+        let newer = super::super::seal("checkpoint", 2, b"");
+        assert!(matches!(Checkpoint::brief(&newer), Err(RecordError::Newer { found: 2, .. })));
+        assert_eq!(Checkpoint::generation_of(&checkpoint.encode()).unwrap(), 3);
+        assert!(matches!(Checkpoint::generation_of(&newer), Err(RecordError::Newer { found: 2, .. })));
     }
 
     proptest! {

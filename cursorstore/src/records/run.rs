@@ -39,6 +39,12 @@ pub struct Run {
     pub attempt: String,
     /// What it started from.
     pub from: StartedFrom,
+    /// Generation of the run that made the checkpoint that it started from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<u64>,
+    /// Steps of data before its start, counted over the job's whole line.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub data_step: u64,
     /// Where it started.
     #[serde(with = "state_json")]
     pub state: State,
@@ -54,6 +60,9 @@ pub struct Run {
     pub host: String,
     /// Process of rank 0.
     pub pid: u32,
+    /// What tells that process from every other, if the system says: see the job module of the feeder.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<String>,
     /// Version of forebay.
     pub forebay: String,
     /// When, in milliseconds since 1970.
@@ -65,6 +74,15 @@ impl Run {
     pub fn prefix(job: &str) -> String {
         format!("run/{job}/")
     }
+
+    /// The key of one run's.
+    pub fn key_of(job: &str, generation: u64) -> String {
+        Self::prefix(job) + &padded(generation)
+    }
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 impl Record for Run {
@@ -72,7 +90,7 @@ impl Record for Run {
     const VERSION: u32 = 1;
 
     fn key(&self) -> String {
-        Self::prefix(&self.job) + &padded(self.generation)
+        Self::key_of(&self.job, self.generation)
     }
 
     fn body(&self) -> Vec<u8> {
@@ -100,6 +118,8 @@ mod tests {
             generation,
             attempt: "torchelastic-77-0".into(),
             from,
+            parent: None,
+            data_step: 0,
             state: state(40),
             dataset: Some("digits-clean@v1".into()),
             world: 4,
@@ -107,6 +127,7 @@ mod tests {
             revision: None,
             host: "node-1".into(),
             pid: 4242,
+            process: None,
             forebay: "0.1.0".into(),
             started_ms: 1_790_000_000_000,
         }
@@ -135,7 +156,8 @@ mod tests {
                 2 => StartedFrom::Rewind { step },
                 _ => StartedFrom::State,
             };
-            round_trip(&Run { attempt, ..run(job, generation, from) });
+            let (parent, process) = (generation.checked_sub(1), (kind == 1).then(|| "a/b/7/9".to_string()));
+            round_trip(&Run { attempt, parent, data_step: step, process, ..run(job, generation, from) });
         }
     }
 }

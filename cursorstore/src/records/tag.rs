@@ -23,6 +23,11 @@ impl Tag {
     pub fn prefix(job: &str) -> String {
         format!("tag/{job}/")
     }
+
+    /// The key of one tag's.
+    pub fn key_of(job: &str, tag: &str) -> String {
+        Self::prefix(job) + tag
+    }
 }
 
 impl Record for Tag {
@@ -30,7 +35,7 @@ impl Record for Tag {
     const VERSION: u32 = 1;
 
     fn key(&self) -> String {
-        Self::prefix(&self.job) + &self.tag
+        Self::key_of(&self.job, &self.tag)
     }
 
     fn body(&self) -> Vec<u8> {

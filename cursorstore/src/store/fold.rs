@@ -66,9 +66,8 @@ impl Fold {
         for (key, value) in changes {
             let key = match value {
                 Some(value) => {
-                    let key: Arc<str> =
-                        self.slots.get_key_value(key).map_or_else(|| key.into(), |(own, _)| own.clone());
-                    self.insert(key.clone(), Slot { value: value.into(), mark: self.mark, is_fact });
+                    let key = Arc::from(key);
+                    self.insert(Arc::clone(&key), Slot { value: value.into(), mark: self.mark, is_fact });
                     key
                 }
                 None => match self.slots.remove_entry(key) {

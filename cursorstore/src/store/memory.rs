@@ -71,6 +71,10 @@ impl Store for Memory {
         }
     }
 
+    fn generation(&self, scope: &Scope) -> Result<u64> {
+        Ok(self.scopes().get(scope).map_or(0, Fold::generation))
+    }
+
     fn add_facts(&self, scope: &Scope, facts: &[(&str, &[u8])]) -> Result<()> {
         check_sizes(facts.len(), facts.iter().map(|(key, value)| (*key, value.len())))?;
         let mut scopes = self.scopes();

@@ -51,6 +51,10 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// are no changes.
     fn watch(&self, scope: &Scope, from: Mark, timeout: Duration) -> Result<Changes>;
 
+    /// The newest generation of a scope, 0 before the first writer. Cheap enough to be asked at every batch, and never
+    /// late: once an [`acquire`](Self::acquire) has returned, anywhere, it tells.
+    fn generation(&self, scope: &Scope) -> Result<u64>;
+
     /// Adds records under unique keys, durable when it returns, all or none.
     fn add_facts(&self, scope: &Scope, facts: &[(&str, &[u8])]) -> Result<()>;
 

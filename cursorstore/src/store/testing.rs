@@ -119,12 +119,17 @@ fn folds_are_sorted_and_cut_by_prefix(harness: &impl Harness) {
 }
 
 fn an_earlier_writer_is_fenced(harness: &impl Harness) {
-    let (store, other) = (harness.open(), harness.open());
+    let (store, other, reader) = (harness.open(), harness.open(), harness.open());
+    let told = || (store.generation(&job()).unwrap(), reader.generation(&job()).unwrap());
+    assert_eq!(told(), (0, 0));
     let mut old = store.acquire(&job()).unwrap();
+    assert_eq!(told(), (old.generation(), old.generation()));
     old.put("a", "old").unwrap();
+    assert_eq!(told(), (old.generation(), old.generation()));
     let mut elsewhere = store.acquire(&Scope::catalogue()).unwrap();
     let mut new = other.acquire(&job()).unwrap();
     assert!(new.generation() > old.generation());
+    assert_eq!(told(), (new.generation(), new.generation()));
     for batch in [Batch::new().put("a", "late"), Batch::new()] {
         match old.append(&batch).unwrap_err() {
             StoreError::Fenced { scope, generation, newest } => {
@@ -140,7 +145,7 @@ fn an_earlier_writer_is_fenced(harness: &impl Harness) {
     elsewhere.put("a", "1").expect("other scopes are none of it");
 
     let generation = new.generation();
-    drop((new, store, other));
+    drop((new, store, other, reader));
     let again = harness.open().acquire(&job()).unwrap();
     assert!(again.generation() > generation, "generations outlive handles");
     assert_eq!(value(&*harness.open(), "a"), Some(b"new".to_vec()));

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::process;
 use crate::shared::{Shared, Side};
 
 /// Closes the side that it came from; see the module. Made by [`crate::Filler::closer`] and [`crate::Taker::closer`];
@@ -21,7 +22,7 @@ impl Closer {
     /// Closes the side: its own waiter and the other side's return. Slots already published can still be taken after
     /// the filler closed; leases that are out stay good. In a forked child this does nothing.
     pub fn close(&self) {
-        if std::process::id() == self.pid {
+        if process::id() == self.pid {
             self.shared.close(self.side);
         }
     }

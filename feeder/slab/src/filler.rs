@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 use crate::bell;
 use crate::closer::Closer;
 use crate::error::SlabError;
+use crate::level::Level;
+use crate::process;
 use crate::ring::{Filled, WriteEnd};
 use crate::shared::{Shared, Side};
 use crate::slab::Slab;
@@ -53,7 +55,7 @@ impl Filler {
         // Everything is out until the bitmap says that it is back; in a fresh slab it says so for all.
         let stock = Stock { states: vec![State::Out; slots].into(), free: Vec::with_capacity(slots), stray_returns: 0 };
         let write = shared.ring().write_end();
-        Ok(Self { shared, pid: std::process::id(), write, stock, peer: None })
+        Ok(Self { shared, pid: process::id(), write, stock, peer: None })
     }
 
     /// The slab whose side this is.
@@ -139,7 +141,7 @@ impl Filler {
             return found;
         }
         let park = || bell::park(&shared.bells().returned, peer.as_ref(), deadline);
-        shared.waiting(Side::Filler).wait(look, park).unwrap_or(false)
+        shared.waiting(Side::Filler).wait(Level::ANY.pack(), look, park).unwrap_or(false)
     }
 
     /// A handle to wait for free slots while other threads use the filler.
@@ -164,7 +166,7 @@ impl Filler {
 
     /// Whether this is a forked child of the process that made this side; such a copy must not be used.
     pub fn is_forked(&self) -> bool {
-        std::process::id() != self.pid
+        process::id() != self.pid
     }
 
     /// Closes this side: the taker still gets what was published, then learns that nothing more comes.

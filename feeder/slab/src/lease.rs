@@ -4,12 +4,12 @@
 //! without touching anything but atomics. In a forked child dropping does nothing: the child inherited a copy of the
 //! lease, but the slot is its parent's, and shared memory would make the return real.
 
-use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use crate::error::Fault;
-use crate::shared::{Shared, Side};
+use crate::process;
+use crate::shared::Shared;
 
 /// A slot's state on the taking side.
 const WITH_FILLER: u8 = 0;
@@ -69,7 +69,7 @@ impl Desk {
         self.states[slot as usize].store(WITH_FILLER, Ordering::Relaxed);
         self.leased.fetch_sub(1, Ordering::Relaxed);
         self.shared.returned().give_back(slot);
-        self.shared.wake(Side::Filler);
+        self.shared.wake_filler();
     }
 }
 

@@ -30,7 +30,7 @@
 //! # Waiting, closing, dying
 //!
 //! A waiter spins for about 2 µs, raises its flag and sleeps on an eventfd; who brings news rings only if the flag is
-//! up ([`Filler::wake`] once for many publications). If it was given the peer's pidfd, a wait ends also when the peer
+//! up ([`Filler::wake`] once for many publications). A filler that waits for slots may ask for several at once ([`Level`]). If it was given the peer's pidfd, a wait ends also when the peer
 //! dies. Each side can be closed, from any thread ([`Closer`]) or by being dropped; then the other side's waits end.
 //! What was published before the filler closed or died is still delivered. Memory lives until the last lease is gone.
 //!
@@ -63,12 +63,18 @@ mod returned;
 
 mod signal;
 
+mod level;
+
 #[cfg(not(loom))]
 mod room;
 
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod map;
+
+#[cfg(not(loom))]
+#[allow(unsafe_code)]
+pub mod process;
 
 #[cfg(not(loom))]
 mod bell;
@@ -100,6 +106,7 @@ mod loom_tests;
 
 pub use error::{Fault, SlabError};
 pub use layout::{MAX_SLAB_BYTES, MAX_SLOTS, PAGE_BYTES, Shape};
+pub use level::Level;
 pub use ring::Filled;
 
 #[cfg(not(loom))]

@@ -13,6 +13,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
+use crate::level::Level;
 use crate::returned::Returned;
 use crate::ring::{Filled, FilledRing, ReadEnd};
 use crate::signal::Waiting;
@@ -49,6 +50,7 @@ impl Bell {
 /// What lies in a slab's memory, and its bells.
 struct Memory {
     slots: usize,
+    level: Level,
     published: AtomicU64,
     taken: AtomicU64,
     entries: [Entry; SLOTS],
@@ -63,9 +65,10 @@ struct Memory {
 
 impl Memory {
     /// All slots have come back, as in a fresh slab.
-    fn new(slots: usize) -> Arc<Self> {
+    fn new(slots: usize, level: Level) -> Arc<Self> {
         Arc::new(Self {
             slots,
+            level,
             published: AtomicU64::new(0),
             taken: AtomicU64::new(0),
             entries: array::from_fn(|_| array::from_fn(|_| AtomicU64::new(0))),
@@ -93,10 +96,19 @@ impl Memory {
     }
 
     fn give_back(&self, slot: u32) {
-        Returned { words: &self.returned }.give_back(slot);
-        if self.filler_waiting().must_ring() {
+        self.returned().give_back(slot);
+        self.wake_filler();
+    }
+
+    fn wake_filler(&self) {
+        let enough = |level| Level::unpack(level).is_reached(self.returned().count(), self.ring().ready());
+        if self.filler_waiting().must_ring_if(enough) {
             self.returned_bell.ring();
         }
+    }
+
+    fn returned(&self) -> Returned<'_> {
+        Returned { words: &self.returned }
     }
 
     fn wake_taker(&self) {
@@ -110,15 +122,22 @@ impl Memory {
         let mut end = self.ring().write_end();
         let mut out = [true; SLOTS];
         let mut free = Vec::new();
-        let mut look = || {
-            Returned { words: &self.returned }.sweep(|slot| {
+        let mut sweep = || {
+            self.returned().sweep(|slot| {
                 assert!(std::mem::take(&mut out[slot as usize]), "slot {slot} came back twice");
                 free.push(slot);
             });
             free.pop().inspect(|&slot| out[slot as usize] = true)
         };
         for tag in tags {
-            let slot = self.filler_waiting().wait(&mut look, || self.returned_bell.park()).unwrap();
+            // As the engine's threads do: what is there is used; only who sleeps does so until the level is reached.
+            let slot = loop {
+                if let Some(slot) = sweep() {
+                    break slot;
+                }
+                let look = || self.level.is_reached(self.returned().count(), self.ring().ready()).then_some(());
+                self.filler_waiting().wait(self.level.pack(), look, || self.returned_bell.park()).unwrap();
+            };
             // SAFETY: what loom is asked to check: nobody else has this slot.
             self.payload[slot as usize].with_mut(|value| unsafe { *value = tag });
             self.ring().push(&mut end, Filled { slot, tag, generation: !tag, rows: tag as u32, code: 0 });
@@ -130,8 +149,8 @@ impl Memory {
 
     /// The taker: waits for the slot with `tag` and checks all that came with it.
     fn take(&self, end: &mut ReadEnd, tag: u64) -> u32 {
-        let look = || self.ring().pop(end).unwrap();
-        let filled = self.taker_waiting().wait(look, || self.filled_bell.park()).unwrap();
+        let look = || self.ring().pop(end).unwrap().inspect(|_| self.wake_filler());
+        let filled = self.taker_waiting().wait(1, look, || self.filled_bell.park()).unwrap();
         assert_eq!(filled, Filled { slot: filled.slot, tag, generation: !tag, rows: tag as u32, code: 0 });
         self.read(filled.slot, tag);
         filled.slot
@@ -143,17 +162,20 @@ impl Memory {
     }
 }
 
-fn explore(model: impl Fn() + Send + Sync + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(PREEMPTIONS);
-    builder.check(model);
+/// With a filler that sleeps until any slot is back, and one that wants two or an empty ring.
+fn explore(model: fn(Level)) {
+    for level in [Level::ANY, Level { returned: 2, ready: 0 }] {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(PREEMPTIONS);
+        builder.check(move || model(level));
+    }
 }
 
 /// One slot goes round: the filler must wait for it each time, the taker too.
 #[test]
 fn one_slot_goes_round() {
-    explore(|| {
-        let memory = Memory::new(1);
+    explore(|level| {
+        let memory = Memory::new(1, level);
         let filler = thread::spawn({
             let memory = Arc::clone(&memory);
             move || memory.fill(0..3, 1)
@@ -170,8 +192,8 @@ fn one_slot_goes_round() {
 /// Two slots, and the ring's places are used again: order and contents hold.
 #[test]
 fn two_slots_arrive_in_order() {
-    explore(|| {
-        let memory = Memory::new(2);
+    explore(|level| {
+        let memory = Memory::new(2, level);
         let filler = thread::spawn({
             let memory = Arc::clone(&memory);
             move || memory.fill(0..4, 1)
@@ -188,8 +210,8 @@ fn two_slots_arrive_in_order() {
 /// Two publications, one wake-up: both are found.
 #[test]
 fn one_wake_up_serves_a_burst() {
-    explore(|| {
-        let memory = Memory::new(2);
+    explore(|level| {
+        let memory = Memory::new(2, level);
         let filler = thread::spawn({
             let memory = Arc::clone(&memory);
             move || memory.fill(0..2, 2)
@@ -204,8 +226,8 @@ fn one_wake_up_serves_a_burst() {
 /// Leases are read and dropped by two other threads, in any order, while the filler waits for slots to fill again.
 #[test]
 fn several_threads_return() {
-    explore(|| {
-        let memory = Memory::new(2);
+    explore(|level| {
+        let memory = Memory::new(2, level);
         let filler = thread::spawn({
             let memory = Arc::clone(&memory);
             move || memory.fill(0..3, 1)
@@ -230,15 +252,15 @@ fn several_threads_return() {
 /// A wait that gave up leaves a late ring behind; the next wait hears it for nothing, and still gets its slot.
 #[test]
 fn a_late_ring_does_no_harm() {
-    explore(|| {
-        let memory = Memory::new(2);
+    explore(|level| {
+        let memory = Memory::new(2, level);
         let filler = thread::spawn({
             let memory = Arc::clone(&memory);
             move || memory.fill(0..2, 1)
         });
         let mut end = memory.ring().read_end();
-        let look = || memory.ring().pop(&mut end).unwrap();
-        let early = memory.taker_waiting().wait(look, || ControlFlow::Break("time is up"));
+        let look = || memory.ring().pop(&mut end).unwrap().inspect(|_| memory.wake_filler());
+        let early = memory.taker_waiting().wait(1, look, || ControlFlow::Break("time is up"));
         let rest = match early {
             Ok(filled) => {
                 assert_eq!(filled.tag, 0);
@@ -256,8 +278,8 @@ fn a_late_ring_does_no_harm() {
 /// Closing wakes the waiter, and what was published before is still found.
 #[test]
 fn closing_comes_after_what_was_published() {
-    explore(|| {
-        let memory = Memory::new(1);
+    explore(|level| {
+        let memory = Memory::new(1, level);
         let filler = thread::spawn({
             let memory = Arc::clone(&memory);
             move || {
@@ -274,12 +296,36 @@ fn closing_comes_after_what_was_published() {
                 let popped = memory.ring().pop(&mut end).unwrap();
                 popped.map(Some).or(closed.then_some(None))
             };
-            match memory.taker_waiting().wait(look, || memory.filled_bell.park()).unwrap() {
+            match memory.taker_waiting().wait(1, look, || memory.filled_bell.park()).unwrap() {
                 Some(filled) => found.push(filled.tag),
                 None => break,
             }
         }
         assert_eq!(found, [0]);
+        filler.join().unwrap();
+    });
+}
+
+/// A slot goes back while another is ready, which is then taken and kept: the filler, which would rather have two slots
+/// back, gets the one, from whoever makes the ring empty.
+#[test]
+fn a_kept_lease_does_not_keep_the_filler_asleep() {
+    explore(|level| {
+        let memory = Memory::new(2, level);
+        let filler = thread::spawn({
+            let memory = Arc::clone(&memory);
+            move || memory.fill(0..4, 1)
+        });
+        let mut end = memory.ring().read_end();
+        let slot = memory.take(&mut end, 0);
+        memory.give_back(slot);
+        let kept = memory.take(&mut end, 1);
+        for tag in 2..4 {
+            let slot = memory.take(&mut end, tag);
+            assert_ne!(slot, kept);
+            memory.give_back(slot);
+        }
+        memory.read(kept, 1);
         filler.join().unwrap();
     });
 }

@@ -28,6 +28,11 @@ impl Returned<'_> {
         }
     }
 
+    /// How many slots have come back and not been swept.
+    pub(crate) fn count(&self) -> u32 {
+        self.words.iter().map(|word| word.load(Ordering::Relaxed).count_ones()).sum()
+    }
+
     /// Visits every returned slot and leaves it there.
     pub(crate) fn peek(&self, mut each: impl FnMut(u32)) {
         for (index, word) in self.words.iter().enumerate() {
@@ -63,6 +68,7 @@ mod tests {
         }
         let mut peeked = Vec::new();
         returned.peek(|slot| peeked.push(slot));
+        assert_eq!(returned.count(), 6);
         assert_eq!(peeked, [0, 63, 64, 127, 130, 191]);
         assert_eq!(swept(&returned), peeked);
         assert!(swept(&returned).is_empty());

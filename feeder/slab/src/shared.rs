@@ -8,6 +8,7 @@ use crate::layout::{
     FILLER_SIDE_AT, FILLER_WAITS_AT, IDENTITY_WORDS, Layout, PUBLISHED_AT, RETURNED_AT, TAKEN_AT, TAKER_SIDE_AT,
     TAKER_WAITS_AT,
 };
+use crate::level::Level;
 use crate::map::Mapping;
 use crate::returned::Returned;
 use crate::ring::FilledRing;
@@ -102,6 +103,14 @@ impl Shared {
     pub(crate) fn wake(&self, side: Side) {
         if self.waiting(side).must_ring() {
             self.ring_for(side);
+        }
+    }
+
+    /// Rings for the filler if it sleeps and has what it sleeps for: to be called after a slot came back or left the ring.
+    pub(crate) fn wake_filler(&self) {
+        let enough = |level| Level::unpack(level).is_reached(self.returned().count(), self.ring().ready());
+        if self.waiting(Side::Filler).must_ring_if(enough) {
+            self.ring_for(Side::Filler);
         }
     }
 

@@ -19,15 +19,16 @@ pub(crate) struct Waiting<'a> {
 }
 
 impl Waiting<'_> {
-    /// Waits until `ready` gives something. `park` sleeps until a ring, or breaks with the reason why not to wait any
+    /// Waits until `ready` gives something; `level`, not 0, is what the flag shows meanwhile. `park` sleeps until a ring, or breaks with the reason why not to wait any
     /// longer; even then what became ready meanwhile is preferred.
     pub(crate) fn wait<T, W>(
         &self,
+        level: u64,
         mut ready: impl FnMut() -> Option<T>,
         mut park: impl FnMut() -> ControlFlow<W>,
     ) -> Result<T, W> {
         loop {
-            self.raise();
+            self.raise(level);
             let mut outcome = ready().map(Ok);
             if outcome.is_none()
                 && let ControlFlow::Break(why) = park()
@@ -43,12 +44,25 @@ impl Waiting<'_> {
 
     /// To be asked after the other side's news are visible: whether it sleeps and this caller is the one to ring.
     pub(crate) fn must_ring(&self) -> bool {
-        fence(Ordering::SeqCst);
-        self.flag.load(Ordering::Relaxed) != 0 && self.flag.swap(0, Ordering::Relaxed) != 0
+        self.must_ring_if(|_| true)
     }
 
-    fn raise(&self) {
-        self.flag.swap(1, Ordering::Relaxed);
+    /// The same for news that may not be worth a wake-up yet: `enough` is told the level that the waiter raised, and
+    /// must look at what is visible only when it is called.
+    pub(crate) fn must_ring_if(&self, enough: impl FnOnce(u64) -> bool) -> bool {
+        fence(Ordering::SeqCst);
+        let level = self.flag.load(Ordering::Relaxed);
+        level != 0 && enough(level) && self.flag.swap(0, Ordering::Relaxed) != 0
+    }
+
+    /// Whether somebody is about to sleep, or does.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn is_raised(&self) -> bool {
+        self.flag.load(Ordering::Relaxed) != 0
+    }
+
+    fn raise(&self, level: u64) {
+        self.flag.swap(level, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 }
@@ -66,6 +80,7 @@ mod tests {
         assert!(!waiting.must_ring());
         let parked = Cell::new(0);
         let got = waiting.wait(
+            1,
             || (parked.get() == 2).then_some("ready"),
             || {
                 parked.set(parked.get() + 1);
@@ -79,11 +94,31 @@ mod tests {
     }
 
     #[test]
+    fn news_below_the_level_leave_the_flag_up() {
+        let flag = AtomicU64::new(0);
+        let waiting = Waiting { flag: &flag };
+        assert!(!waiting.must_ring_if(|_| panic!("asked though nobody waits")));
+        let rung = Cell::new(false);
+        let got = waiting.wait(
+            7,
+            || rung.get().then_some(()),
+            || {
+                assert!(!waiting.must_ring_if(|level| level == 6));
+                assert!(waiting.must_ring_if(|level| level == 7));
+                rung.set(true);
+                ControlFlow::<()>::Continue(())
+            },
+        );
+        assert_eq!(got, Ok(()));
+    }
+
+    #[test]
     fn what_became_ready_is_preferred_to_a_reason_to_stop() {
         let flag = AtomicU64::new(0);
         let waiting = Waiting { flag: &flag };
         let ready = Cell::new(None);
         let got = waiting.wait(
+            1,
             || ready.get(),
             || {
                 ready.set(Some(7));
@@ -91,7 +126,7 @@ mod tests {
             },
         );
         assert_eq!(got, Ok(7));
-        assert_eq!(waiting.wait(|| None::<u8>, || ControlFlow::Break("too late")), Err("too late"));
+        assert_eq!(waiting.wait(1, || None::<u8>, || ControlFlow::Break("too late")), Err("too late"));
         assert!(!waiting.must_ring());
     }
 }

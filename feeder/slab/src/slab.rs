@@ -24,6 +24,11 @@ impl Slab {
         Self { shared }
     }
 
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     /// Makes a slab: memory that is present from the start and sealed. Refuses, with the bytes needed, what the machine
     /// or a limit does not allow.
     pub fn create(shape: Shape) -> Result<Self, SlabError> {

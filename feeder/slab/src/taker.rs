@@ -84,7 +84,7 @@ impl Taker {
         }
         let shared = Arc::clone(inbox.desk.shared());
         let park = || bell::park(&shared.bells().filled, peer.as_ref(), deadline);
-        match shared.waiting(Side::Taker).wait(|| inbox.look(), park) {
+        match shared.waiting(Side::Taker).wait(1, || inbox.look(), park) {
             Ok(taken) => taken,
             Err(Ended::TimedOut) => Taken::TimedOut,
             Err(Ended::PeerDied) => Taken::PeerDied,
@@ -139,7 +139,11 @@ impl Inbox {
             return None;
         }
         let popped = match self.desk.shared().ring().pop(&mut self.read) {
-            Ok(Some(filled)) => self.desk.admit(filled.slot).map(|()| Some(filled)),
+            Ok(Some(filled)) => {
+                // The filler may sleep until few enough are left.
+                self.desk.shared().wake_filler();
+                self.desk.admit(filled.slot).map(|()| Some(filled))
+            }
             other => other,
         };
         popped.unwrap_or_else(|fault| {

@@ -44,6 +44,25 @@ fn until_told(output: &mut BufReader<ChildStdout>, wanted: &str) {
 }
 
 #[test]
+fn a_fork_knows_its_own_number() {
+    let parent = slab::process::id();
+    assert_eq!(parent, std::process::id());
+    // SAFETY: the child only compares numbers and leaves by _exit.
+    match unsafe { fork() }.unwrap() {
+        ForkResult::Child => {
+            let own = (slab::process::id(), slab::process::id());
+            let good = own == (std::process::id(), std::process::id()) && own.0 != parent;
+            // SAFETY: ends the child at once, without the test harness's exit handlers.
+            unsafe { nix::libc::_exit(if good { 0 } else { 1 }) }
+        }
+        ForkResult::Parent { child } => {
+            assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0)));
+        }
+    }
+    assert_eq!(slab::process::id(), parent);
+}
+
+#[test]
 fn a_forked_child_returns_and_closes_nothing() {
     let memory = slab(2);
     let (mut filler, mut taker) = memory.clone().split();

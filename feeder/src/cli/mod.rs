@@ -6,6 +6,7 @@
 //! Whoever closes `out` early (a pipe into `head`) has seen enough: that is no error.
 
 mod bench;
+mod checkpoint;
 mod console;
 mod dataset;
 mod ingest;
@@ -21,6 +22,8 @@ mod values;
 mod dataset_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_checkpoint;
 
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
@@ -45,6 +48,8 @@ Examples:
   forebay topic tail digits -n 3
   forebay dataset pin digits-clean --topic digits
   forebay plan digits --global-batch-size 256 --world-size 4
+  forebay checkpoint ls vision
+  forebay checkpoint rewind vision --to 30
   forebay bench digits --batch-size 256 --shuffle
 
 Exit codes:
@@ -107,6 +112,9 @@ enum Command {
     /// Pin, list, compare, check and export dataset versions
     #[command(subcommand)]
     Dataset(dataset::Command),
+    /// List, look at, rewind and remove the checkpoints of jobs
+    #[command(subcommand)]
+    Checkpoint(checkpoint::Command),
     /// Show what training on a topic will cost and how well it mixes
     Plan(plan::Args),
     /// Measure this machine's limits and the pipeline against them, in a few seconds
@@ -149,6 +157,7 @@ fn run_on(args: impl IntoIterator<Item = OsString>, console: &mut Console<'_>) -
         Command::Ingest(args) => ingest::run(args, &cli.global, console),
         Command::Topic(command) => topic::run(command, &cli.global, console),
         Command::Dataset(command) => dataset::run(command, &cli.global, console),
+        Command::Checkpoint(command) => checkpoint::run(command, &cli.global, console),
         Command::Plan(args) => plan::run(args, &cli.global, console),
         Command::Bench(args) => bench::run(args, &cli.global, console),
     };

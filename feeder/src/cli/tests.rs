@@ -128,10 +128,19 @@ fn help_and_version_say_what_there_is() {
         &["dataset", "export"],
         &["dataset", "unpin"],
         &["plan"],
+        &["checkpoint"],
+        &["checkpoint", "ls"],
+        &["checkpoint", "show"],
+        &["checkpoint", "rewind"],
+        &["checkpoint", "rm"],
+        &["checkpoint", "tag"],
         &["bench"],
     ] {
         let help = place.good(&[command, &["--help"]].concat());
-        assert!(matches!(command, ["topic"] | ["dataset"]) || help.contains("Examples:"), "{command:?}: {help}");
+        assert!(
+            matches!(command, ["topic" | "dataset" | "checkpoint"]) || help.contains("Examples:"),
+            "{command:?}: {help}"
+        );
     }
     place.bad(&["ingset"], 2, &["error:", "ingest"]);
     place.bad(&["ingest", "a.npy"], 2, &["--topic"]);

@@ -60,6 +60,21 @@ pub(super) fn seconds(n: u64) -> String {
     }
 }
 
+/// Milliseconds since 1970 as `2026-11-30 07:17:14 UTC`.
+pub(super) fn time(ms: u64) -> String {
+    let (days, second) = (ms / 86_400_000, ms / 1000 % 86_400);
+    // Years of 400 hold the same number of days each; they begin in March, so that the odd day comes last.
+    let shifted = days + 719_468;
+    let (era, of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let march_month = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * march_month + 2) / 5 + 1;
+    let month = if march_month < 10 { march_month + 3 } else { march_month - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    format!("{year}-{month:02}-{day:02} {:02}:{:02}:{:02} UTC", second / 3600, second / 60 % 60, second % 60)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -73,6 +88,16 @@ mod tests {
         );
         assert_eq!((counted(1, "row"), counted(1000, "row")), ("1 row".into(), "1,000 rows".into()));
         assert_eq!((seconds(59), seconds(184), seconds(7500)), ("59 s".into(), "3 min 4 s".into(), "2 h 5 min".into()));
+    }
+
+    #[test]
+    fn times_are_of_the_calendar() {
+        assert_eq!(time(0), "1970-01-01 00:00:00 UTC");
+        assert_eq!(time(951_782_399_000), "2000-02-28 23:59:59 UTC");
+        assert_eq!(time(951_868_800_123), "2000-03-01 00:00:00 UTC");
+        assert_eq!(time(1_790_000_000_000), "2026-09-21 14:13:20 UTC");
+        assert_eq!(time(4_107_542_399_999), "2100-02-28 23:59:59 UTC");
+        assert_eq!(time(4_107_542_400_000), "2100-03-01 00:00:00 UTC");
     }
 
     #[test]

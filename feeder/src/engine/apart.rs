@@ -8,8 +8,8 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use super::assemble::BlockSpan;
 use super::bad::{BadSample, bad_rows};
+use super::blocks::BlockSpan;
 use super::evolve::Stored;
 use super::feed::Failure;
 use super::layout::SlotLayout;

@@ -14,15 +14,15 @@ use std::sync::Arc;
 use super::Dataset;
 use super::apart::{self, Apart};
 use super::bad::{BadSample, bad_rows};
+use super::blocks::{BlockSpan, Blocks, Located};
 use super::evolve::{self, DefaultRows, Widener};
 use super::feed::{Failure, Feed, Taken};
 use super::layout::SlotLayout;
 use super::reads::{Reads, token};
 use crate::error::{Error, ErrorKind, Result};
-use crate::log::{BlockRef, BlockSums, Found, PAGE_BYTES, PIECE_BYTES, SegmentView, column_at, crc32c};
+use crate::log::{BlockRef, BlockSums, PAGE_BYTES, PIECE_BYTES, column_at, crc32c};
 use crate::plan::Run;
 use crate::reader::{Part, Read, ReadError, ReadFile, Region, fence};
-use crate::versions::Upgrade;
 use crate::widen::Widen;
 
 /// Gaps up to this size are read over, into the junk buffer.
@@ -63,6 +63,14 @@ pub(super) struct Job {
     /// Checked rows that the scratch has no room for.
     apart: Vec<Apart>,
     failed: Vec<(Range<u64>, Failure)>,
+    copied_bytes: u64,
+}
+
+impl Job {
+    /// Bytes that the unit's rows took through the scratch.
+    pub(super) fn copied_bytes(&self) -> u64 {
+        self.copied_bytes
+    }
 }
 
 /// Rows of one column that wait in the scratch.
@@ -91,43 +99,9 @@ struct Check {
     samples: Range<u64>,
 }
 
-/// A block as far as one extent reaches: samples `first..end` of the line are its rows from `first_row` on.
-#[derive(Clone)]
-pub(super) struct BlockSpan {
-    pub(super) segment: Arc<SegmentView>,
-    pub(super) file: Arc<ReadFile>,
-    pub(super) block: BlockRef,
-    first: u64,
-    end: u64,
-    first_row: u64,
-    /// How its rows become those of the dataset; `None` where they are those.
-    upgrade: Option<Arc<Upgrade>>,
-}
-
-impl BlockSpan {
-    /// Whether both are parts of one block.
-    fn is_beside(&self, other: &Self) -> bool {
-        self.block == other.block && Arc::ptr_eq(&self.file, &other.file)
-    }
-
-    pub(super) fn row_of(&self, index: u64) -> u64 {
-        self.first_row + (index - self.first)
-    }
-}
-
-/// Where samples of the line are.
-enum Located {
-    Block(BlockSpan),
-    /// Nowhere: samples up to `end` are lost to damage.
-    Lost {
-        end: u64,
-        error: Error,
-    },
-}
-
 /// See the module. One per reader thread.
 pub(super) struct Assembler {
-    dataset: Arc<Dataset>,
+    blocks: Blocks,
     layout: Arc<SlotLayout>,
     slab: Region,
     scratch: Region,
@@ -160,7 +134,7 @@ impl Assembler {
         scratch_bytes: usize,
     ) -> Self {
         Self {
-            dataset,
+            blocks: Blocks::new(dataset),
             layout,
             slab,
             scratch,
@@ -193,6 +167,7 @@ impl Assembler {
         job.lost.clear();
         job.apart.clear();
         job.failed.clear();
+        job.copied_bytes = 0;
         let first_read = out.len();
         self.group.clear();
         for at in 0..job.taken.unit.runs.len() {
@@ -202,7 +177,7 @@ impl Assembler {
                 if !inside || self.group.is_empty() {
                     let block = match self.block.take().filter(|_| inside) {
                         Some(block) => block,
-                        None => match self.locate(run.index)? {
+                        None => match self.blocks.locate(run.index)? {
                             Located::Block(block) => block,
                             Located::Lost { error, .. } if !job.check => return Err(error),
                             Located::Lost { end, error } => {
@@ -242,19 +217,6 @@ impl Assembler {
         let mut parts = self.spare.pop().unwrap_or_default();
         parts.push(Part { region: JUNK, at: 0, bytes: PAGE_BYTES as u32 });
         out.push(Read { file: block.file.clone(), offset: block.block.header, parts, token: token(number, 0) });
-    }
-
-    fn locate(&self, index: u64) -> Result<Located> {
-        let (partition, segment, offset, count) = self.dataset.segment(index, u64::MAX)?;
-        let file = self.dataset.file(partition, &segment)?;
-        let block = match segment.find(offset)? {
-            Found::Block(block) => block,
-            Found::Lost { end, error } => return Ok(Located::Lost { end: index + count.min(end - offset), error }),
-        };
-        let first_row = offset - block.base;
-        let end = index + count.min(u64::from(block.rows) - first_row);
-        let upgrade = self.dataset.upgrade(&segment)?;
-        Ok(Located::Block(BlockSpan { segment, file, block, first: index, end, first_row, upgrade }))
     }
 
     /// The reads of the spans of `self.group`, which lie in one block: column after column, so that offsets grow.
@@ -351,6 +313,7 @@ impl Assembler {
             let placed = &self.layout.columns[copy.column];
             for span in &job.spans[copy.spans.clone()] {
                 let bytes = span.count as usize * copy.row_bytes;
+                job.copied_bytes += bytes as u64;
                 let from = copy.at + (span.index - copy.lo) as usize * copy.row_bytes;
                 let slot = job.taken.slots[(span.step - job.taken.unit.first_step) as usize] as usize;
                 let at = slot * self.layout.slot_bytes + placed.offset + span.row as usize * placed.row_bytes;
@@ -444,7 +407,8 @@ impl Assembler {
 
     /// Fails the steps that needed what could not be read, and counts everything as there. The caller then calls
     /// [`Feed::done`].
-    pub(super) fn count(&self, job: &mut Job, feed: &Feed) {
+    pub(super) fn count(job: &mut Job, feed: &Feed) {
+        job.taken.count_rows();
         for (samples, failure) in job.failed.drain(..) {
             for span in &job.spans {
                 if span.index < samples.end && samples.start < span.index + u64::from(span.count) {
@@ -452,20 +416,16 @@ impl Assembler {
                 }
             }
         }
-        for span in &job.spans {
-            let slot = job.taken.slots[(span.step - job.taken.unit.first_step) as usize];
-            feed.arrived(slot, u64::from(span.count) * self.layout.row_bytes as u64);
-        }
     }
 
     /// Fails every step of a unit whose reads could not even be made.
-    pub(super) fn give_up(&self, job: &mut Job, error: &Error, feed: &Feed) {
+    pub(super) fn give_up(job: &mut Job, error: &Error, feed: &Feed) {
         job.spans.clear();
         job.spans.extend(job.taken.unit.runs.iter().cloned());
         job.failed.clear();
         let unit = &job.taken.unit;
         job.failed.push((unit.from..unit.from + u64::from(unit.count), Failure::of(error)));
-        self.count(job, feed);
+        Self::count(job, feed);
     }
 }
 

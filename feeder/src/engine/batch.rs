@@ -10,7 +10,7 @@ use slab::Filled;
 use super::feed::Incident;
 use super::layout::{COLUMN_ALIGN_BYTES, SlotLayout};
 use super::runner::Runner;
-use crate::schema::Dtype;
+use crate::schema::{Column, Dtype};
 
 /// Columns of fewer bytes a batch are handed out as ordinary memory: a copy of that size costs less than holding a slot.
 pub const SMALL_COLUMN_BYTES: usize = 64 << 10;
@@ -29,7 +29,7 @@ pub struct BatchColumn {
     /// Element type.
     pub dtype: Dtype,
     /// Rows first, then the shape of one value. C order, no gaps.
-    pub shape: Vec<i64>,
+    pub shape: Arc<[i64]>,
     /// Address of the first byte, aligned to 64 bytes. Writable; no other batch has any of it while `owner` lives. Its
     /// provenance is exposed: `std::ptr::with_exposed_provenance_mut` makes a pointer of it.
     pub address: usize,
@@ -75,16 +75,12 @@ pub(super) fn columns(
     let memory = ordinary.address();
     let (base, slot) = (filled.slot as usize * runner.slot_bytes, runner.slab.slot(filled.slot).0.expose_provenance());
     let mut at = 0;
-    let mut places = Vec::with_capacity(layout.columns.len());
     for placed in &layout.columns {
         let bytes = placed.row_bytes * rows;
-        if leased(bytes) {
-            places.push(slot + placed.offset);
-            continue;
+        if !leased(bytes) {
+            runner.shared.slab.read(base + placed.offset, &mut ordinary.bytes()[at..at + bytes]);
+            at += aligned(bytes);
         }
-        runner.shared.slab.read(base + placed.offset, &mut ordinary.bytes()[at..at + bytes]);
-        places.push(memory + at);
-        at += aligned(bytes);
     }
     if let Some((valid, incidents)) = mask {
         let flags = &mut ordinary.bytes()[at..];
@@ -95,27 +91,37 @@ pub(super) fn columns(
     }
     let lease: Owner = Arc::new(runner.taker.lease(filled.slot));
     let ordinary: Owner = Arc::new(ordinary);
-    let column = |(placed, address): (&super::layout::Placed, usize)| BatchColumn {
-        name: placed.name.clone(),
-        dtype: placed.column.dtype,
-        shape: std::iter::once(rows as i64).chain(placed.column.shape.iter().map(|&n| i64::from(n))).collect(),
-        address,
-        bytes: placed.row_bytes * rows,
-        owner: if leased(placed.row_bytes * rows) { lease.clone() } else { ordinary.clone() },
-    };
-    let mut columns: Vec<BatchColumn> = layout.columns.iter().zip(places).map(column).collect();
+    let mut next = memory;
+    let mut columns = Vec::with_capacity(layout.columns.len() + usize::from(mask.is_some()));
+    for (placed, shape) in layout.columns.iter().zip(&runner.shapes) {
+        let bytes = placed.row_bytes * rows;
+        let (address, owner) = match leased(bytes) {
+            true => (slot + placed.offset, lease.clone()),
+            false => (next, ordinary.clone()),
+        };
+        if !leased(bytes) {
+            next += aligned(bytes);
+        }
+        let shape = if shape[0] == rows as i64 { shape.clone() } else { shape_of(rows, &placed.column) };
+        let (name, dtype) = (placed.name.clone(), placed.column.dtype);
+        columns.push(BatchColumn { name, dtype, shape, address, bytes, owner });
+    }
     if mask.is_some() {
-        let (name, shape) = (Arc::from(MASK), vec![rows as i64]);
         columns.push(BatchColumn {
-            name,
+            name: runner.mask_name.clone(),
             dtype: Dtype::Bool,
-            shape,
+            shape: [rows as i64].into(),
             address: memory + at,
             bytes: rows,
             owner: ordinary,
         });
     }
     columns
+}
+
+/// The shape of `rows` rows of a column.
+pub(super) fn shape_of(rows: usize, column: &Column) -> Arc<[i64]> {
+    std::iter::once(rows as i64).chain(column.shape.iter().map(|&n| i64::from(n))).collect()
 }
 
 fn aligned(bytes: usize) -> usize {

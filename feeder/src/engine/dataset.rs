@@ -146,29 +146,7 @@ impl Dataset {
     pub fn of_state(&self, state: &State) -> Result<Self> {
         let topic = Root::open(&self.root)?.topic(&state.topic)?;
         let view = topic.view()?;
-        for extent in state.windows.iter().flat_map(|window| &window.extents) {
-            if extent.incarnation != view.incarnation {
-                return Err(Error::new(
-                    ErrorKind::StateMismatch,
-                    format!(
-                        "the topic was deleted and made again since the state was saved: topic={} state={} topic_now={}",
-                        state.topic, extent.incarnation, view.incarnation
-                    ),
-                ));
-            }
-            let partition = view.partitions.iter().find(|partition| partition.partition == extent.segment);
-            let (first, end) = partition.map_or((0, 0), |partition| (partition.first, partition.end));
-            if extent.count() > 0 && (extent.from < first || extent.to > end) {
-                let missing = first.saturating_sub(extent.from).min(extent.count()) + extent.to.saturating_sub(end);
-                return Err(Error::new(
-                    ErrorKind::NotRetained,
-                    format!(
-                        "records that the state needs are no longer in the topic: topic={} partition={} needed={}..{} kept={first}..{end} missing={missing}",
-                        state.topic, extent.segment, extent.from, extent.to
-                    ),
-                ));
-            }
-        }
+        check_retained(state, &view)?;
         let under = view.schemas.version(state.schema).cloned().ok_or_else(|| {
             Error::new(
                 ErrorKind::StateMismatch,
@@ -416,6 +394,34 @@ fn guard(topic: &Topic, lowest: &[u64]) -> Result<(Option<Guard>, Notices)> {
         }
         Err(error) => Err(error),
     }
+}
+
+/// Refuses a state whose topic was made again since, or has lost records that the state needs, and says which.
+pub fn check_retained(state: &State, view: &TopicView) -> Result<()> {
+    for extent in state.windows.iter().flat_map(|window| &window.extents) {
+        if extent.incarnation != view.incarnation {
+            return Err(Error::new(
+                ErrorKind::StateMismatch,
+                format!(
+                    "the topic was deleted and made again since the state was saved: topic={} state={} topic_now={}",
+                    state.topic, extent.incarnation, view.incarnation
+                ),
+            ));
+        }
+        let partition = view.partitions.iter().find(|partition| partition.partition == extent.segment);
+        let (first, end) = partition.map_or((0, 0), |partition| (partition.first, partition.end));
+        if extent.count() > 0 && (extent.from < first || extent.to > end) {
+            let missing = first.saturating_sub(extent.from).min(extent.count()) + extent.to.saturating_sub(end);
+            return Err(Error::new(
+                ErrorKind::NotRetained,
+                format!(
+                    "records that the state needs are no longer in the topic: topic={} partition={} needed={}..{} kept={first}..{end} missing={missing}",
+                    state.topic, extent.segment, extent.from, extent.to
+                ),
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// What [`Dataset::read_sample`] found.

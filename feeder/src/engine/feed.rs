@@ -1,13 +1,13 @@
 //! The order of work: the plan's units in the order of need, a slot for every step, publication in step order.
 //!
-//! Held by all reader threads of a loader; one short lock per unit taken and per drained batch of completions, none per
-//! row. Steps are numbered by `seq`, counted through from the last seek, across epochs. A seek (`restart`) makes a new
+//! Held by all reader threads of a loader; one short lock per unit taken and per drained batch of completions, under
+//! which the finished units' rows are counted, nothing per row. Steps are numbered by `seq`, counted through from the last seek, across epochs. A seek (`restart`) makes a new
 //! generation: no further unit of the old one is taken, those on their way come back, unpublished slots are reclaimed, and
 //! only then filling starts at the new cursor; so no slot is ever written by two generations.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use cursorstore::{Cursor, PlanKey};
 use slab::{Filled, Filler};
@@ -75,6 +75,19 @@ pub(super) struct Taken {
     pub(super) slots: Vec<u32>,
     /// The `seq` of `unit.first_step`.
     pub(super) first_seq: u64,
+    /// Rows that the unit brings to each of these slots.
+    rows: Vec<u32>,
+}
+
+impl Taken {
+    /// Counts the rows, which is cheaper here than under the feed's lock.
+    pub(super) fn count_rows(&mut self) {
+        self.rows.clear();
+        self.rows.resize(self.slots.len(), 0);
+        for run in &self.unit.runs {
+            self.rows[(run.step - self.unit.first_step) as usize] += run.count;
+        }
+    }
 }
 
 /// Answer of [`Feed::take`].
@@ -92,15 +105,15 @@ pub(super) enum Take {
 
 /// See the module.
 pub(super) struct Feed {
-    /// Bytes still missing, per slot.
-    missing: Vec<AtomicU64>,
-    row_bytes: u64,
     /// Grows with every seek, restart and stop: what threads without work wait for besides slots.
     orders: AtomicU64,
+    lock_waits: AtomicU64,
     inner: Mutex<Inner>,
 }
 
 struct Inner {
+    /// Rows still missing, per slot.
+    missing: Vec<u32>,
     filler: Filler,
     course: Course,
     generation: u64,
@@ -126,9 +139,10 @@ struct Inner {
 
 impl Feed {
     /// Starts at `cursor` in generation 0.
-    pub(super) fn new(filler: Filler, slots: u32, row_bytes: usize, course: Course, cursor: Cursor) -> Result<Self> {
+    pub(super) fn new(filler: Filler, slots: u32, course: Course, cursor: Cursor) -> Result<Self> {
         let schedule = course.schedule(cursor)?;
         let inner = Inner {
+            missing: vec![0; slots as usize],
             filler,
             course,
             generation: 0,
@@ -147,13 +161,22 @@ impl Feed {
             incidents: HashMap::new(),
             fatal: None,
         };
-        let missing = (0..slots).map(|_| AtomicU64::new(0)).collect();
-        Ok(Self { missing, row_bytes: row_bytes as u64, orders: AtomicU64::new(1), inner: Mutex::new(inner) })
+        Ok(Self { orders: AtomicU64::new(1), lock_waits: AtomicU64::new(0), inner: Mutex::new(inner) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // Whatever panicked left counts that still add up or a step that never becomes ready; both are seen elsewhere.
+        match self.inner.try_lock() {
+            Ok(inner) => return inner,
+            Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => self.lock_waits.fetch_add(1, Ordering::Relaxed),
+        };
         self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Times that a thread found the lock held by another one.
+    pub(super) fn lock_waits(&self) -> u64 {
+        self.lock_waits.load(Ordering::Relaxed)
     }
 
     /// The next unit and its slots.
@@ -172,16 +195,16 @@ impl Feed {
             inner.unit_ready = inner.schedule.next_into(&mut inner.unit);
             if !inner.unit_ready {
                 let end = inner.base + inner.schedule.steps();
-                if !self.open_steps(inner, end) {
+                if !inner.open_steps(end) {
                     return Ok(Take::NoRoom);
                 }
-                self.publish_ready(inner);
+                inner.publish_ready();
                 inner.next_epoch()?;
             }
         }
         let first_seq = inner.base + inner.unit.first_step;
         let end = inner.base + inner.unit.last_step + 1;
-        if !self.open_steps(inner, end) {
+        if !inner.open_steps(end) {
             return Ok(Take::NoRoom);
         }
         let from = (first_seq - inner.published) as usize;
@@ -193,27 +216,6 @@ impl Feed {
         inner.unit_ready = false;
         inner.units_out += 1;
         Ok(Take::Unit)
-    }
-
-    /// Gives every step before `end` a slot; false if slots ran out.
-    fn open_steps(&self, inner: &mut Inner, end: u64) -> bool {
-        while inner.published + (inner.open.len() as u64) < end {
-            let Some(slot) = inner.spare.pop().or_else(|| inner.filler.take_free()) else { return false };
-            let step = inner.published + inner.open.len() as u64 - inner.base;
-            let rows = inner.schedule.rows(step);
-            // Relaxed: the reader threads that count down learn of the slot through this lock.
-            self.missing[slot as usize].store(u64::from(rows) * self.row_bytes, Ordering::Relaxed);
-            inner.open.push_back((slot, rows));
-        }
-        true
-    }
-
-    /// Counts `bytes` of a slot as there. True when they were the last.
-    pub(super) fn arrived(&self, slot: u32, bytes: u64) -> bool {
-        // AcqRel: whoever publishes after the last count has seen every thread's writes to the slot.
-        let before = self.missing[slot as usize].fetch_sub(bytes, Ordering::AcqRel);
-        debug_assert!(before >= bytes, "slot {slot} counted below zero");
-        before == bytes
     }
 
     /// Notes that the step `seq` of the current generation cannot be delivered.
@@ -240,12 +242,20 @@ impl Feed {
         inner.filler.close();
     }
 
-    /// Gives back `units` finished units, publishes what is ready, and wakes the trainer once. True when threads that
-    /// wait for a restart can go on: the caller wakes them.
-    pub(super) fn done(&self, units: usize) -> bool {
+    /// Gives back finished units, whose rows are all there and [counted](Taken::count_rows), publishes what is ready, and
+    /// wakes the trainer once. True when threads that wait for a restart can go on: the caller wakes them.
+    pub(super) fn done<'a>(&self, units: impl Iterator<Item = &'a Taken>) -> bool {
+        // Whoever publishes a slot has seen every thread's writes to it: they happened before its rows were counted here.
         let inner = &mut *self.lock();
-        inner.units_out -= units;
-        if self.publish_ready(inner) {
+        for taken in units {
+            inner.units_out -= 1;
+            for (&slot, &rows) in taken.slots.iter().zip(&taken.rows) {
+                let missing = &mut inner.missing[slot as usize];
+                debug_assert!(*missing >= rows, "slot {slot} counted below zero");
+                *missing -= rows;
+            }
+        }
+        if inner.publish_ready() {
             inner.filler.wake();
         }
         let restart = inner.wanted.is_some() && inner.units_out == 0;
@@ -267,25 +277,6 @@ impl Feed {
 
     fn order(&self) {
         self.orders.fetch_add(1, Ordering::SeqCst);
-    }
-
-    fn publish_ready(&self, inner: &mut Inner) -> bool {
-        let before = inner.published;
-        while inner.wanted.is_none()
-            && let Some(&(slot, rows)) = inner.open.front()
-            && self.missing[slot as usize].load(Ordering::Acquire) == 0
-        {
-            let tag = inner.published;
-            let code = match (inner.failures.contains_key(&tag), inner.incidents.contains_key(&tag)) {
-                (true, _) => CODE_FAILED,
-                (_, true) => CODE_INCIDENTS,
-                _ => 0,
-            };
-            inner.filler.publish(Filled { slot, tag, generation: inner.generation, rows, code });
-            inner.open.pop_front();
-            inner.published += 1;
-        }
-        inner.published > before
     }
 
     /// Asks for everything to go on at `cursor` in a new generation, whose number is returned. The caller wakes the
@@ -322,6 +313,37 @@ impl Feed {
 }
 
 impl Inner {
+    /// Gives every step before `end` a slot; false if slots ran out.
+    fn open_steps(&mut self, end: u64) -> bool {
+        while self.published + (self.open.len() as u64) < end {
+            let Some(slot) = self.spare.pop().or_else(|| self.filler.take_free()) else { return false };
+            let rows = self.schedule.rows(self.published + self.open.len() as u64 - self.base);
+            self.missing[slot as usize] = rows;
+            self.open.push_back((slot, rows));
+        }
+        true
+    }
+
+    /// Publishes the steps that are whole, in order; whether there was any.
+    fn publish_ready(&mut self) -> bool {
+        let before = self.published;
+        while self.wanted.is_none()
+            && let Some(&(slot, rows)) = self.open.front()
+            && self.missing[slot as usize] == 0
+        {
+            let tag = self.published;
+            let code = match (self.failures.contains_key(&tag), self.incidents.contains_key(&tag)) {
+                (true, _) => CODE_FAILED,
+                (_, true) => CODE_INCIDENTS,
+                _ => 0,
+            };
+            self.filler.publish(Filled { slot, tag, generation: self.generation, rows, code });
+            self.open.pop_front();
+            self.published += 1;
+        }
+        self.published > before
+    }
+
     fn restart(&mut self, generation: u64, cursor: Cursor) -> Result<()> {
         self.spare.extend(self.open.drain(..).map(|(slot, _)| slot));
         self.wanted = None;

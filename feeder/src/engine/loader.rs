@@ -106,7 +106,7 @@ impl Loader {
             overflowed: false,
             notices: Vec::new(),
             closed: false,
-            pid: std::process::id(),
+            pid: slab::process::id(),
         };
         loader.check_size(total, &loader.layout)?;
         Ok(loader)
@@ -402,7 +402,7 @@ impl Loader {
     /// Ends the engine; what the trainer holds stays valid.
     fn stop(&mut self) {
         let Some(runner) = self.runner.take() else { return };
-        if self.pid != std::process::id() {
+        if self.pid != slab::process::id() {
             // A forked child has none of the threads, and the slab's flags are its parent's.
             std::mem::forget(runner);
             return;
@@ -457,7 +457,7 @@ impl Loader {
         if self.closed {
             return Err(Error::new(ErrorKind::Closed, "the loader is closed"));
         }
-        let here = std::process::id();
+        let here = slab::process::id();
         if here != self.pid {
             return Err(Error::new(
                 ErrorKind::Closed,

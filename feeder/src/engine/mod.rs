@@ -31,6 +31,7 @@ mod feed;
 mod apart;
 mod assemble;
 mod bad;
+mod blocks;
 mod reads;
 
 mod pump;
@@ -43,8 +44,11 @@ pub mod stats;
 
 pub mod loader;
 
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+
 pub use batch::{Batch, BatchColumn, Owner};
-pub use dataset::Dataset;
+pub use dataset::{Dataset, check_retained};
 pub use loader::{Loader, Step};
 pub use settings::{Checksum, OnBadRecord, Settings};
 pub use stats::Stats;

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use slab::FreeWaiter;
+use slab::{FreeWaiter, Level};
 
 use super::Dataset;
 use super::assemble::{Assembler, JUNK_BYTES, Job, place_of, seq_of};
@@ -32,9 +32,39 @@ const IDLE_MS: u64 = 200;
 pub(super) struct Counts {
     pub(super) reads: AtomicU64,
     pub(super) read_bytes: AtomicU64,
+    pub(super) copied_bytes: AtomicU64,
     pub(super) syscalls: AtomicU64,
     pub(super) units: AtomicU64,
     pub(super) checked_units: AtomicU64,
+}
+
+/// The same of one thread, since it last added them.
+#[derive(Default)]
+struct Tally {
+    reads: u64,
+    read_bytes: u64,
+    copied_bytes: u64,
+    syscalls: u64,
+    units: u64,
+    checked_units: u64,
+}
+
+impl Counts {
+    /// Once per drained batch of completions: threads that count by the read would pull the counts to and fro.
+    fn add(&self, tally: Tally) {
+        for (count, more) in [
+            (&self.reads, tally.reads),
+            (&self.read_bytes, tally.read_bytes),
+            (&self.copied_bytes, tally.copied_bytes),
+            (&self.syscalls, tally.syscalls),
+            (&self.units, tally.units),
+            (&self.checked_units, tally.checked_units),
+        ] {
+            if more > 0 {
+                count.fetch_add(more, Ordering::Relaxed);
+            }
+        }
+    }
 }
 
 /// What the reader threads of one loader share.
@@ -43,6 +73,8 @@ pub(super) struct Shared {
     pub(super) layout: Arc<SlotLayout>,
     pub(super) feed: Feed,
     pub(super) waiter: FreeWaiter,
+    /// What a thread without slots sleeps for.
+    pub(super) level: Level,
     /// Held by the thread that waits: one at a time may.
     pub(super) turn: Mutex<()>,
     pub(super) slab: Region,
@@ -77,7 +109,7 @@ pub(super) fn run(shared: &Shared) {
     }
 }
 
-struct Pump<'a> {
+pub(super) struct Pump<'a> {
     shared: &'a Shared,
     assembler: Assembler,
     reader: Box<dyn BlockReader>,
@@ -86,7 +118,12 @@ struct Pump<'a> {
     idle: Vec<usize>,
     reads: Vec<Read>,
     done: Vec<Done>,
+    /// Jobs whose units are to be given back.
+    finished: Vec<usize>,
     units: u64,
+    /// What this thread has counted since it last told the others.
+    tally: Tally,
+    /// System calls told so far.
     syscalls: u64,
     /// The feed's orders as this thread last acted on them.
     orders: u64,
@@ -94,17 +131,27 @@ struct Pump<'a> {
 
 impl<'a> Pump<'a> {
     fn new(shared: &'a Shared) -> Result<Self> {
+        Self::over(shared, |regions| {
+            let mut log = |line: &str| {
+                if !shared.reported.swap(true, Ordering::Relaxed) {
+                    shared.notice(line);
+                }
+            };
+            Ok(reader::open(shared.settings.reader, shared.settings.depth, regions, &mut log)?)
+        })
+    }
+
+    /// With the reader that `open` makes for the regions that it gets.
+    pub(super) fn over(
+        shared: &'a Shared,
+        open: impl FnOnce(Vec<Region>) -> Result<Box<dyn BlockReader>>,
+    ) -> Result<Self> {
         let depth = shared.settings.depth;
         let scratch_bytes = Assembler::scratch_bytes(&shared.layout, shared.unit_samples);
         let scratch = memory(scratch_bytes * depth)?;
         let junk = memory(JUNK_BYTES)?;
         let regions = vec![shared.slab.clone(), scratch.clone(), junk];
-        let mut log = |line: &str| {
-            if !shared.reported.swap(true, Ordering::Relaxed) {
-                shared.notice(line);
-            }
-        };
-        let reader = reader::open(shared.settings.reader, depth, regions, &mut log)?;
+        let reader = open(regions)?;
         let (dataset, layout) = (shared.dataset.clone(), shared.layout.clone());
         let assembler = Assembler::new(dataset, layout, shared.slab.clone(), scratch, scratch_bytes);
         let jobs = (0..depth).map(|_| Job::default()).collect();
@@ -117,7 +164,9 @@ impl<'a> Pump<'a> {
             idle,
             reads: vec![],
             done: vec![],
+            finished: vec![],
             units: 0,
+            tally: Tally::default(),
             syscalls: 0,
             orders: 0,
         })
@@ -136,10 +185,22 @@ impl<'a> Pump<'a> {
                 Take::NoRoom | Take::Restarting => {
                     let _turn = self.shared.turn.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
                     let orders = self.orders;
-                    self.shared.waiter.wait(Duration::from_millis(IDLE_MS), || self.shared.feed.orders() != orders);
+                    let idle = Duration::from_millis(IDLE_MS);
+                    self.shared.waiter.wait(idle, self.shared.level, || self.shared.feed.orders() != orders);
                 }
             }
         }
+    }
+
+    /// One round: new units as far as there is room, then what has completed. False when there was nothing to do.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn turn(&mut self) -> Result<bool> {
+        self.fill()?;
+        let busy = self.reader.in_flight() > 0;
+        if busy {
+            self.drain()?;
+        }
+        Ok(busy)
     }
 
     /// Takes units until every job is in use or the feed has none to give.
@@ -158,45 +219,40 @@ impl<'a> Pump<'a> {
                 Checksum::Off => false,
             };
             self.units += 1;
-            self.shared.counts.units.fetch_add(1, Ordering::Relaxed);
-            self.shared.counts.checked_units.fetch_add(u64::from(job.check), Ordering::Relaxed);
-            if let Err(error) = self.assembler.build(job, number, &mut self.reads) {
-                self.reads.clear();
-                self.assembler.give_up(job, &error, feed);
-                self.give_back();
-                continue;
-            }
-            if job.reads_left == 0 {
-                // Nothing of it is on disk any more.
-                finish(self.shared, &mut self.assembler, job);
-                self.give_back();
+            self.tally.units += 1;
+            self.tally.checked_units += u64::from(job.check);
+            let built = self.assembler.build(job, number, &mut self.reads);
+            if built.is_err() || job.reads_left == 0 {
+                match built {
+                    Err(error) => {
+                        self.reads.clear();
+                        Assembler::give_up(job, &error, feed);
+                    }
+                    // Nothing of it is on disk any more.
+                    Ok(()) => finish(self.shared, &mut self.assembler, job),
+                }
+                if feed.done(std::iter::once(&job.taken)) {
+                    self.shared.waiter.wake();
+                }
                 continue;
             }
             self.idle.pop();
             for read in self.reads.drain(..) {
-                let bytes: u64 = read.parts.iter().map(|part| u64::from(part.bytes)).sum();
-                self.shared.counts.read_bytes.fetch_add(bytes, Ordering::Relaxed);
-                self.shared.counts.reads.fetch_add(1, Ordering::Relaxed);
+                self.tally.read_bytes += read.parts.iter().map(|part| u64::from(part.bytes)).sum::<u64>();
+                self.tally.reads += 1;
                 self.reader.submit(read);
             }
         }
         Ok(Take::Unit)
     }
 
-    /// Gives a unit back of which nothing is in flight.
-    fn give_back(&self) {
-        if self.shared.feed.done(1) {
-            self.shared.waiter.wake();
-        }
-    }
-
     /// Takes back everything that has completed, at least one read.
     fn drain(&mut self) -> Result<()> {
         let outcome = self.reader.wait(1, &mut self.done);
         let syscalls = self.reader.stats().syscalls;
-        self.shared.counts.syscalls.fetch_add(syscalls - self.syscalls, Ordering::Relaxed);
+        self.tally.syscalls += syscalls - self.syscalls;
         self.syscalls = syscalls;
-        let mut units = 0;
+        self.shared.counts.add(std::mem::take(&mut self.tally));
         for Done { read, result } in self.done.drain(..) {
             let (number, read_number) = parse_token(read.token);
             let job = &mut self.jobs[number];
@@ -204,12 +260,16 @@ impl<'a> Pump<'a> {
             self.assembler.reuse(read.parts);
             if job.reads_left == 0 {
                 finish(self.shared, &mut self.assembler, job);
-                self.idle.push(number);
-                units += 1;
+                self.tally.copied_bytes += job.copied_bytes();
+                self.finished.push(number);
             }
         }
-        if units > 0 && self.shared.feed.done(units) {
-            self.shared.waiter.wake();
+        if !self.finished.is_empty() {
+            let jobs = &self.jobs;
+            if self.shared.feed.done(self.finished.iter().map(|&number| &jobs[number].taken)) {
+                self.shared.waiter.wake();
+            }
+            self.idle.append(&mut self.finished);
         }
         outcome.map_err(Error::from)
     }
@@ -226,7 +286,7 @@ fn finish(shared: &Shared, assembler: &mut Assembler, job: &mut Job) {
             shared.feed.fail(seq_of(&job.taken, &sample.span), &Failure::of(&error));
         }
     }
-    assembler.count(job, &shared.feed);
+    Assembler::count(job, &shared.feed);
 }
 
 /// Does with a bad sample what the policy says.

@@ -11,9 +11,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cursorstore::{Cursor, PlanKey};
-use slab::{Filled, Shape, Slab, SlabError, Taken as SlabTaken, Taker};
+use slab::{Filled, Level, Shape, Slab, SlabError, Taken as SlabTaken, Taker};
 
 use super::Dataset;
+use super::batch::{MASK, shape_of};
 use super::feed::{Course, Feed};
 use super::layout::SlotLayout;
 use super::pump::{Counts, Shared, run};
@@ -25,6 +26,8 @@ use crate::reader::Region;
 
 /// Slots beyond those that the plan keeps open, for batches that the trainer holds.
 const LEASE_SLOTS: u64 = 4;
+/// Most slots that a sleeping reader thread waits for: by then a wake-up costs next to nothing.
+const WAKE_SLOTS_MAX: u32 = 8;
 /// How long the end of a loader waits for its reader threads. One that a dead disk holds longer is left behind: it owns
 /// what it writes to, and ends when the disk answers.
 const STOP_MS: u64 = 3000;
@@ -48,6 +51,9 @@ pub(super) struct Runner {
     /// Slots that the trainer may hold while the plan still has those that it needs.
     pub(super) lease_limit: u32,
     pub(super) slot_bytes: usize,
+    /// The shape of each column in a full batch, and the mask's name: most batches share them.
+    pub(super) shapes: Vec<Arc<[i64]>>,
+    pub(super) mask_name: Arc<str>,
     /// Bytes of overflow batches alive.
     pub(super) held: Arc<AtomicU64>,
 }
@@ -62,6 +68,20 @@ impl Runner {
         settings: &Settings,
         cursor: Cursor,
     ) -> Result<Self> {
+        let (mut runner, alive) = Self::prepare(dataset, layout, key, share, settings, cursor)?;
+        runner.spawn(settings.threads(), &alive)?;
+        Ok(runner)
+    }
+
+    /// As [`start`](Self::start) without threads; with what they hold while they run.
+    pub(super) fn prepare(
+        dataset: &Arc<Dataset>,
+        layout: &SlotLayout,
+        key: &PlanKey,
+        share: Share,
+        settings: &Settings,
+        cursor: Cursor,
+    ) -> Result<(Self, Sender<()>)> {
         let in_order_samples = dataset.block_rows();
         let ends: Arc<[u64]> = dataset.line().ends().into();
         let course = Course { key: key.clone(), ends, share, in_order_samples };
@@ -70,15 +90,18 @@ impl Runner {
         let slots = slots(&epoch, settings, layout.slot_bytes)?;
         let slab = Slab::create(Shape { slots, slot_bytes: layout.slot_bytes }).map_err(no_slab)?;
         let slot_bytes = slab.shape().slot_bytes;
+        let rows = settings.rank_batch() as usize;
+        let shapes = layout.columns.iter().map(|placed| shape_of(rows, &placed.column)).collect();
         let layout = Arc::new(SlotLayout { slot_bytes, ..layout.clone() });
         let (filler, taker) = slab.clone().split();
         let waiter = filler.waiter();
-        let feed = Feed::new(filler, slots, layout.row_bytes, course, cursor)?;
+        let feed = Feed::new(filler, slots, course, cursor)?;
         let shared = Arc::new(Shared {
             dataset: dataset.clone(),
             layout,
             feed,
             waiter,
+            level: level(slots, open_steps),
             turn: Mutex::default(),
             slab: Region::of_slab(&slab),
             settings: settings.clone(),
@@ -88,7 +111,7 @@ impl Runner {
             notices: Mutex::default(),
         });
         let (alive, ended) = channel();
-        let mut runner = Self {
+        let runner = Self {
             shared,
             slab,
             taker,
@@ -100,10 +123,11 @@ impl Runner {
             pending: None,
             lease_limit: (u64::from(slots) - open_steps - 1) as u32,
             slot_bytes,
+            shapes,
+            mask_name: Arc::from(MASK),
             held: Arc::default(),
         };
-        runner.spawn(settings.threads(), &alive)?;
-        Ok(runner)
+        Ok((runner, alive))
     }
 
     fn spawn(&mut self, threads: usize, alive: &Sender<()>) -> Result<()> {
@@ -203,9 +227,11 @@ impl Runner {
             slab_bytes: self.slab.bytes() as u64,
             reads: totals.reads + read(&counts.reads),
             read_bytes: totals.read_bytes + read(&counts.read_bytes),
+            copied_bytes: totals.copied_bytes + read(&counts.copied_bytes),
             syscalls: totals.syscalls + read(&counts.syscalls),
             units: totals.units + read(&counts.units),
             checked_units: totals.checked_units + read(&counts.checked_units),
+            lock_waits: totals.lock_waits + self.shared.feed.lock_waits(),
             ..totals
         }
     }
@@ -254,6 +280,13 @@ fn slots(epoch: &Schedule, settings: &Settings, slot_bytes: usize) -> Result<u32
         )
         .with_hint("raise memory_limit_bytes, or lower the batch, chunk, pool or read_ahead_steps")
     })
+}
+
+/// What a reader thread without slots sleeps for: half of the read-ahead given back at once, so that few batches pay for a
+/// wake-up, or any slot when less than a quarter of it is left to take.
+fn level(slots: u32, open_steps: u64) -> Level {
+    let ahead = (u64::from(slots) - open_steps - LEASE_SLOTS) as u32;
+    Level { returned: ahead.div_ceil(2).min(WAKE_SLOTS_MAX), ready: ahead / 4 }
 }
 
 fn no_slab(error: SlabError) -> Error {

@@ -25,19 +25,23 @@ pub struct Stats {
     pub reads: u64,
     /// Bytes read, gaps included.
     pub read_bytes: u64,
+    /// Bytes copied from scratch memory into slots: small rows, units that were checked, data read past the page cache.
+    pub copied_bytes: u64,
     /// System calls of the readers.
     pub syscalls: u64,
     /// Units (chunks) read.
     pub units: u64,
     /// Units compared with their checksums.
     pub checked_units: u64,
+    /// Times that a thread found the plan's lock held by another one.
+    pub lock_waits: u64,
     /// Records masked or replaced.
     pub bad_records: u64,
 }
 
 impl Stats {
     /// The counts by name.
-    pub fn named(&self) -> [(&'static str, u64); 15] {
+    pub fn named(&self) -> [(&'static str, u64); 17] {
         let Self {
             batches,
             samples,
@@ -50,9 +54,11 @@ impl Stats {
             slab_bytes,
             reads,
             read_bytes,
+            copied_bytes,
             syscalls,
             units,
             checked_units,
+            lock_waits,
             bad_records,
         } = *self;
         [
@@ -67,9 +73,11 @@ impl Stats {
             ("slab_bytes", slab_bytes),
             ("reads", reads),
             ("read_bytes", read_bytes),
+            ("copied_bytes", copied_bytes),
             ("syscalls", syscalls),
             ("units", units),
             ("checked_units", checked_units),
+            ("lock_waits", lock_waits),
             ("bad_records", bad_records),
         ]
     }

@@ -175,6 +175,19 @@ pub enum Found {
     },
 }
 
+impl Index {
+    /// Number of the first block that ends after `offset`, of a segment that begins at `base`. Blocks as large as the
+    /// first, which all but the last mostly are, are found by one look instead of a search through cold memory.
+    fn after(&self, base: u64, offset: u64) -> usize {
+        let rows = self.blocks.first().map_or(1, |block| u64::from(block.rows.max(1)));
+        let guess = (offset.saturating_sub(base) / rows) as usize;
+        match self.blocks.get(guess) {
+            Some(block) if block.base <= offset && offset < block.end() => guess,
+            _ => self.blocks.partition_point(|block| block.end() <= offset),
+        }
+    }
+}
+
 impl SegmentView {
     pub(super) fn sealed(dir: &Path, version: &SchemaVersion, identity: Identity, offsets: Range<u64>) -> Self {
         Self {
@@ -261,7 +274,7 @@ impl SegmentView {
     /// The block that holds an offset, or the rows that are lost there.
     pub fn find(&self, offset: u64) -> Result<Found> {
         let index = self.index()?;
-        let after = index.blocks.partition_point(|block| block.end() <= offset);
+        let after = index.after(self.base, offset);
         match index.blocks.get(after) {
             Some(block) if block.base <= offset => Ok(Found::Block(*block)),
             next if (self.base..self.end).contains(&offset) => {

@@ -7,14 +7,20 @@
 //! - A frame is written when the one before is durable: what is not whole and has a frame after it is damage.
 //! - Without a whole hint, only what ends early, or was never written and is all zeros, counts as torn.
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
+use nix::fcntl::AtFlags;
+use nix::sys::stat::{fstat, fstatat};
+
 use super::super::fold::{Fold, Slot};
 use super::super::{Result, Scope, StoreError};
 use super::frame::{self, BadHeader, Body, BodyWriter, FRAMES_AT, Found, HINT_AT, HINT_BYTES, Header};
+use super::listing::log_path;
 
 /// Bytes read at a time.
 const READ_BYTES: usize = 4 << 20;
@@ -33,6 +39,9 @@ pub(super) struct Log {
     /// Whether a frame that is no restored one has been seen.
     is_begun: bool,
     fold: Fold,
+    /// The directory, to look for the next log in.
+    dir: Option<File>,
+    next: CString,
 }
 
 /// Result of catching up.
@@ -75,7 +84,10 @@ impl Log {
         }
         let fold = Fold::begin(header.generation, header.mark);
         let (path, at) = (path.to_path_buf(), FRAMES_AT);
-        let mut log = Self { file, path, header, header_sum, at, sum: header_sum, is_begun: false, fold };
+        let next = log_path(path.parent().unwrap_or(&path), number + 1);
+        let next = CString::new(next.file_name().unwrap_or_default().as_encoded_bytes()).unwrap_or_default();
+        let dir = path.parent().and_then(|dir| File::open(dir).ok());
+        let mut log = Self { file, path, header, header_sum, at, sum: header_sum, is_begun: false, fold, dir, next };
         let hint = log.hint()?;
         log.catch_up()?;
         if hint.is_some_and(|durable| log.at < durable) {
@@ -109,6 +121,14 @@ impl Log {
     /// Whether the file still has a name.
     pub(super) fn is_linked(&self) -> Result<bool> {
         Ok(self.file.metadata().map_err(StoreError::io("read the log", &self.path))?.nlink() > 0)
+    }
+
+    /// Whether nothing was appended since the last look, and no log has followed. `false` where that cannot be told.
+    pub(super) fn is_as_read(&self) -> bool {
+        let Some(dir) = &self.dir else { return false };
+        let same = fstat(&self.file).is_ok_and(|file| file.st_size as u64 == self.at && file.st_nlink > 0);
+        let next = fstatat(dir, &*self.next, AtFlags::AT_SYMLINK_NOFOLLOW);
+        same && next.is_err_and(|error| error == Errno::ENOENT)
     }
 
     /// The durable length that the file names, if it does.

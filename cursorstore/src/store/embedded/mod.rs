@@ -119,6 +119,10 @@ impl Store for Embedded {
         self.scope(scope).watch(from, timeout)
     }
 
+    fn generation(&self, scope: &Scope) -> Result<u64> {
+        self.scope(scope).generation()
+    }
+
     fn add_facts(&self, scope: &Scope, facts: &[(&str, &[u8])]) -> Result<()> {
         check_sizes(facts.len(), facts.iter().map(|(key, value)| (*key, value.len())))?;
         let make = |fold: &super::fold::Fold| {

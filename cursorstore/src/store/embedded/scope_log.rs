@@ -69,6 +69,17 @@ impl ScopeLog {
         Ok(look(log.as_ref().map_or(&empty, Log::fold)))
     }
 
+    /// The newest generation, at the cost of two system calls while nothing changes.
+    pub(super) fn generation(&self) -> Result<u64> {
+        {
+            let log = self.log.lock().expect("no thread panics while it holds this lock");
+            if let Some(log) = log.as_ref().filter(|log| log.is_as_read()) {
+                return Ok(log.fold().generation());
+            }
+        }
+        self.read(Fold::generation)
+    }
+
     /// See [`Store::watch`](super::Store::watch).
     pub(super) fn watch(&self, from: Mark, timeout: Duration) -> Result<Changes> {
         let start = Instant::now();

@@ -71,7 +71,7 @@ fn run(columns: Option<&[String]>, shuffle: bool, check: bool, script: Script) -
     let slab = Slab::create(Shape { slots, slot_bytes: layout.slot_bytes }).unwrap();
     let layout = Arc::new(SlotLayout { slot_bytes: slab.shape().slot_bytes, ..layout });
     let (filler, mut taker) = slab.clone().split();
-    let feed = Feed::new(filler, slots, layout.row_bytes, course, Cursor { epoch: 0, n: 0 }).unwrap();
+    let feed = Feed::new(filler, slots, course, Cursor { epoch: 0, n: 0 }).unwrap();
     let scratch_bytes = Assembler::scratch_bytes(&layout, 16);
     let (memory, scratch) = (Region::of_slab(&slab), Region::alloc(scratch_bytes).unwrap());
     let regions = vec![memory.clone(), scratch.clone(), Region::alloc(JUNK_BYTES).unwrap()];
@@ -93,8 +93,8 @@ fn run(columns: Option<&[String]>, shuffle: bool, check: bool, script: Script) -
         }
         assembler.finish(&mut job, &mut bad);
         assert!(bad.is_empty());
-        assembler.count(&mut job, &feed);
-        feed.done(1);
+        Assembler::count(&mut job, &feed);
+        feed.done(std::iter::once(&job.taken));
     }
     let line = Line::new(&key, ends, 0).unwrap();
     let mut failed = Vec::new();

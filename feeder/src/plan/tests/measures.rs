@@ -119,6 +119,9 @@ fn defaults_follow_bytes_then_mixing() {
     assert_eq!(chunk(200_000, 1 << 30, 8), (64, 1));
     assert_eq!(chunk(10 << 20, 1 << 30, 8), (64, 1));
     assert_eq!(chunk(8, 1 << 30, 1), (64, 1024), "tiny rows");
+    assert_eq!(chunk(4104, 200_000, 1), (64, 64), "an id beside a row of a power of two");
+    assert_eq!(chunk(4096 + 512, 1 << 30, 1), (64, 64), "an eighth more");
+    assert_eq!(chunk(4096 + 513, 1 << 30, 1), (64, 32));
     assert_eq!(chunk(4096, 64 * 16 * 20, 1), (64, 20), "sixteen chunks a lane");
     assert_eq!(chunk(256, 1797, 1), (64, 1));
     assert_eq!(chunk(256, 100, 8), (6, 1), "a few samples take fewer lanes");
@@ -133,12 +136,12 @@ proptest! {
     fn defaults_are_always_a_plan(row_bytes in 0u64..1 << 24, total in 0u64..1 << 40, world in prop_oneof![1u32..5000, any::<u32>()]) {
         let key = default_key(row_bytes, total, world, true, 0);
         prop_assert_eq!(&key, &default_key(row_bytes, total, world, true, 0));
-        prop_assert!(key.chunk == 1 || u64::from(key.chunk) * row_bytes <= CHUNK_BYTES);
+        prop_assert!(key.chunk == 1 || u64::from(key.chunk) * row_bytes <= CHUNK_BYTES + CHUNK_BYTES / 8);
         let chunks = total / u64::from(key.lanes) / u64::from(key.chunk);
         prop_assert!(chunks >= LANE_CHUNKS_MIN || key.lanes == 1);
-        // Whatever data there are, half the chunk's bytes are given up for less left over at most.
+        // Whatever data there are, no more is given up than for the power of two and for less left over.
         let plenty = total >= 2 * LANE_CHUNKS_MIN * u64::from(key.lanes) * CHUNK_SAMPLES_MAX;
-        prop_assert!(!plenty || u64::from(key.chunk + 1) * row_bytes > CHUNK_BYTES / 2 || key.chunk > 512);
+        prop_assert!(!plenty || u64::from(key.chunk) * 4 * row_bytes > CHUNK_BYTES || key.chunk >= 512);
         prop_assert!(Line::new(&key, vec![total].into(), 0).is_ok());
     }
 }
