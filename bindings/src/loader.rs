@@ -370,7 +370,9 @@ impl PyLoader {
 pub(crate) fn parse_state(text: &str) -> PyResult<State> {
     State::decode(text).map_err(|error| {
         let kind = match error {
-            StateError::Newer { .. } | StateError::Inconsistent { .. } => ErrorKind::StateMismatch,
+            StateError::Newer { .. } | StateError::NoVersion { .. } | StateError::Inconsistent { .. } => {
+                ErrorKind::StateMismatch
+            }
             _ => ErrorKind::Invalid,
         };
         raise(&Error::new(kind, error.to_string()).with_source(error))

@@ -9,6 +9,7 @@ else that is unknown is refused with the nearest name there is.
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from forebay._forebay import LIMITS
 from forebay.errors import InvalidError
 
 
@@ -92,6 +93,7 @@ def number(name: str, value: int, least: int = 1, most: int = 2**32 - 1) -> int:
         whole = value.__index__()
     except AttributeError:
         raise InvalidError(f"{name} is a whole number: {name}={value!r}") from None
+    most = LIMITS.get(name, most)
     if isinstance(value, bool) or not least <= whole <= most:
         raise InvalidError(f"{name} is {least} to {most}: {name}={value!r}")
     return whole

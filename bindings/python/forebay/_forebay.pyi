@@ -7,6 +7,7 @@ from typing import Any, Final, final
 from typing_extensions import CapsuleType
 
 __all__ = [
+    "LIMITS",
     "BatchIterator",
     "Dataset",
     "Job",
@@ -23,6 +24,8 @@ __all__ = [
 ]
 
 __version__: Final[str]
+
+LIMITS: Final[dict[str, int]]
 
 @final
 class Tensor:

@@ -406,9 +406,10 @@ impl Loader {
         Stats { bad_records: self.bad_records.len() as u64, ..stats }
     }
 
-    /// Lines that the user should read once: how files are read, that batches overflow. Taken, not kept.
+    /// Lines that the user should read once: how files are read, overflow, a missing guard, damage. Taken, not kept.
     pub fn take_notices(&mut self) -> Vec<String> {
         let mut notices = std::mem::take(&mut self.notices);
+        notices.extend(self.dataset.take_notices());
         notices.extend(self.runner.iter().flat_map(Runner::notices));
         notices
     }
