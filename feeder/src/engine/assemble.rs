@@ -17,6 +17,7 @@ use super::evolve::{self, DefaultRows, Widener};
 use super::feed::{Failure, Feed, Taken};
 use super::layout::SlotLayout;
 use super::reads::{Reads, token};
+use super::scatters::Scatters;
 use crate::error::{Error, Result};
 use crate::log::{BlockRef, BlockSums, PAGE_BYTES, PIECE_BYTES, SegmentView, column_at, crc32c};
 use crate::plan::Run;
@@ -32,6 +33,9 @@ const DIRECT_BYTES: usize = 4096;
 const DIRECT_RUNS: usize = 4;
 /// Rows from this size on are copied past the cache.
 const STREAMING_BYTES: usize = 256;
+
+/// Places in the scratch are on this border.
+const SCRATCH_ALIGN_BYTES: usize = 64;
 
 /// Files that a thread keeps at hand, beyond those that the dataset holds open.
 const FILES_KEPT: usize = 16;
@@ -55,7 +59,7 @@ pub(super) struct Job {
     /// The samples that each read brings.
     reads: Vec<Range<u64>>,
     /// The unit's runs, cut at the borders of blocks.
-    spans: Vec<Run>,
+    pub(super) spans: Vec<Run>,
     copies: Vec<CopyOut>,
     /// Rows of columns that their block does not have.
     defaults: Vec<DefaultRows>,
@@ -74,16 +78,16 @@ impl Job {
 }
 
 /// Rows of one column that wait in the scratch.
-struct CopyOut {
+pub(super) struct CopyOut {
     /// Index into the layout's columns.
     column: usize,
     /// Scratch position of the row of sample `lo`.
     at: usize,
-    lo: u64,
-    spans: Range<usize>,
+    pub(super) lo: u64,
+    pub(super) spans: Range<usize>,
     /// Bytes of a row there, and what becomes of them.
-    row_bytes: usize,
-    widen: Option<Widen>,
+    pub(super) row_bytes: usize,
+    pub(super) widen: Option<Widen>,
 }
 
 /// Whole checksummed pieces of one column buffer that wait in the scratch.
@@ -159,6 +163,7 @@ pub(super) struct Assembler {
     /// The checksums used last: the columns of a block are checked one after the other.
     sums: Option<(Arc<ReadFile>, BlockRef, BlockSums)>,
     widener: Widener,
+    scatters: Scatters,
 }
 
 impl Assembler {
@@ -188,6 +193,7 @@ impl Assembler {
             piece: Vec::new(),
             sums: None,
             widener: Widener::default(),
+            scatters: Scatters::default(),
         }
     }
 
@@ -339,6 +345,11 @@ impl Assembler {
         }
         let at = job.scratch + job.scratch_used;
         job.scratch_used += end - start;
+        // Words want borders. Thousands of small blocks in one unit do without, so that its part of the scratch suffices.
+        if job.copies.len() < self.layout.columns.len() * (2 * PIECE_BYTES / SCRATCH_ALIGN_BYTES) {
+            let aligned = job.scratch_used.next_multiple_of(SCRATCH_ALIGN_BYTES);
+            job.scratch_used = aligned.min(self.scratch_bytes.max(job.scratch_used));
+        }
         assert!(job.scratch_used <= self.scratch_bytes, "scratch of a job overflows");
         let part = Part { region: SCRATCH, at, bytes: (end - start) as u32 };
         reads.push(buffer + start as u64, part, samples.clone());
@@ -362,8 +373,14 @@ impl Assembler {
     /// Once all reads are back: checks what is to be checked, moves small rows to their slots. The samples that are not
     /// what was written come back; they are not counted yet.
     pub(super) fn finish(&mut self, job: &mut Job, bad: &mut Vec<BadSample>) {
+        self.scatters.forget();
         for copy in &job.copies {
             let placed = &self.layout.columns[copy.column];
+            if let Some(scatter) = self.scatters.of(copy, job, self.layout.slot_bytes) {
+                self.slab.scatter(placed.offset, &self.scratch, copy.at, scatter);
+                job.copied_bytes += scatter.bytes() as u64;
+                continue;
+            }
             for span in &job.spans[copy.spans.clone()] {
                 let bytes = span.count as usize * copy.row_bytes;
                 job.copied_bytes += bytes as u64;

@@ -35,6 +35,7 @@ mod reads;
 mod pump;
 
 mod runner;
+mod scatters;
 
 pub mod batch;
 
