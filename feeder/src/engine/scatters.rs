@@ -42,6 +42,7 @@ impl Scatters {
                 let from = (span.index - copy.lo) as usize * bytes;
                 scatter.push(from, slot * slot_bytes + span.row as usize * bytes, span.count as usize);
             }
+            scatter.sort();
             known.clone_from(&copy.spans);
         }
         Some(scatter)
