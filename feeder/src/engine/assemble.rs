@@ -347,8 +347,7 @@ impl Assembler {
         job.scratch_used += end - start;
         // Words want borders. Thousands of small blocks in one unit do without, so that its part of the scratch suffices.
         if job.copies.len() < self.layout.columns.len() * (2 * PIECE_BYTES / SCRATCH_ALIGN_BYTES) {
-            let aligned = job.scratch_used.next_multiple_of(SCRATCH_ALIGN_BYTES);
-            job.scratch_used = aligned.min(self.scratch_bytes.max(job.scratch_used));
+            job.scratch_used = job.scratch_used.next_multiple_of(SCRATCH_ALIGN_BYTES).min(self.scratch_bytes);
         }
         assert!(job.scratch_used <= self.scratch_bytes, "scratch of a job overflows");
         let part = Part { region: SCRATCH, at, bytes: (end - start) as u32 };
