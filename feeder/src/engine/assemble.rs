@@ -34,7 +34,7 @@ const DIRECT_RUNS: usize = 4;
 /// Rows from this size on are copied past the cache.
 const STREAMING_BYTES: usize = 256;
 
-/// Places in the scratch are on this border.
+/// Border in the scratch, which words want; with thousands of small blocks in a unit, room comes first.
 const SCRATCH_ALIGN_BYTES: usize = 64;
 
 /// Files that a thread keeps at hand, beyond those that the dataset holds open.
@@ -345,7 +345,6 @@ impl Assembler {
         }
         let at = job.scratch + job.scratch_used;
         job.scratch_used += end - start;
-        // Words want borders. Thousands of small blocks in one unit do without, so that its part of the scratch suffices.
         if job.copies.len() < self.layout.columns.len() * (2 * PIECE_BYTES / SCRATCH_ALIGN_BYTES) {
             job.scratch_used = job.scratch_used.next_multiple_of(SCRATCH_ALIGN_BYTES).min(self.scratch_bytes);
         }
@@ -353,10 +352,16 @@ impl Assembler {
         let part = Part { region: SCRATCH, at, bytes: (end - start) as u32 };
         reads.push(buffer + start as u64, part, samples.clone());
         let rows_at = at + row * bytes - start;
-        let (row_bytes, widen) = (bytes, stored.widen);
-        job.copies.push(CopyOut { column, at: rows_at, lo: samples.start, spans, row_bytes, widen });
+        job.copies.push(CopyOut {
+            column,
+            at: rows_at,
+            lo: samples.start,
+            spans,
+            row_bytes: bytes,
+            widen: stored.widen,
+        });
         if job.check {
-            let (stored_at, bytes, first_piece) = (stored.at, end - start, start / PIECE_BYTES);
+            let (stored_at, row_bytes, bytes, first_piece) = (stored.at, bytes, end - start, start / PIECE_BYTES);
             job.checks.push(Check { stored_at, row_bytes, at, bytes, first_piece, block: block.clone(), samples });
         }
     }
