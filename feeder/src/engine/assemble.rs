@@ -17,13 +17,12 @@ use super::evolve::{self, DefaultRows, Widener};
 use super::feed::{Failure, Feed, Taken};
 use super::layout::SlotLayout;
 use super::reads::{Reads, token};
-use super::scatters::Scatters;
+use super::scatters::{CopyOut, Scatters};
 use crate::error::{Error, Result};
 use crate::log::{BlockRef, BlockSums, PAGE_BYTES, PIECE_BYTES, SegmentView, column_at, crc32c};
 use crate::plan::Run;
 use crate::reader::{Part, Read, ReadError, ReadFile, Region, fence};
 use crate::versions::Upgrade;
-use crate::widen::Widen;
 
 /// Gaps up to this size are read over, into the junk buffer.
 pub(super) const JUNK_BYTES: usize = 16 << 10;
@@ -75,19 +74,6 @@ impl Job {
     pub(super) fn copied_bytes(&self) -> u64 {
         self.copied_bytes
     }
-}
-
-/// Rows of one column that wait in the scratch.
-pub(super) struct CopyOut {
-    /// Index into the layout's columns.
-    column: usize,
-    /// Scratch position of the row of sample `lo`.
-    at: usize,
-    pub(super) lo: u64,
-    pub(super) spans: Range<usize>,
-    /// Bytes of a row there, and what becomes of them.
-    pub(super) row_bytes: usize,
-    pub(super) widen: Option<Widen>,
 }
 
 /// Whole checksummed pieces of one column buffer that wait in the scratch.

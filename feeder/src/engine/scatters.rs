@@ -2,13 +2,27 @@
 
 use std::ops::Range;
 
-use super::assemble::{CopyOut, Job};
+use super::assemble::Job;
 use crate::reader::Scatter;
+use crate::widen::Widen;
 
 /// Runs longer than so many rows on average are copied as runs.
 const RUN_ROWS_MAX: u64 = 8;
 /// Widths that move as one word: 1, 2, 4 and 8 bytes.
 const WIDTHS: usize = 4;
+
+/// Rows of one column that wait in the scratch.
+pub(super) struct CopyOut {
+    /// Index into the layout's columns.
+    pub(super) column: usize,
+    /// Scratch position of the row of sample `lo`.
+    pub(super) at: usize,
+    pub(super) lo: u64,
+    pub(super) spans: Range<usize>,
+    /// Bytes of a row there, and what becomes of them.
+    pub(super) row_bytes: usize,
+    pub(super) widen: Option<Widen>,
+}
 
 /// The rows of the spans that columns of each width had last.
 #[derive(Default)]
