@@ -739,3 +739,52 @@ fn ranks_at_the_tail_get_equal_shapes_or_short_parts() {
         assert_eq!(union, (0..29).collect::<Vec<_>>());
     }
 }
+
+/// Columns of one word each beside rows of 3, 5 and 12 bytes, whose values tell the sample and the column.
+#[test]
+fn many_narrow_columns_hold_what_the_reference_says() {
+    const COLUMNS: [(&str, usize); 7] =
+        [("uint8", 1), ("int16", 2), ("float32", 4), ("int64", 8), ("uint8[3]", 3), ("uint8[5]", 5), ("int32[3]", 12)];
+    let value =
+        |id: u64, column: usize, byte: usize| (id * 131 + column as u64 * 17 + byte as u64 * 7 + id / 256) as u8;
+    let folder = tempfile::tempdir().unwrap();
+    let names: Vec<(String, usize)> = (0..28).map(|at| (format!("c{at}"), COLUMNS[at % 7].1)).collect();
+    let typed = names.iter().enumerate().map(|(at, (name, _))| format!(", {name}:{}", COLUMNS[at % 7].0));
+    let schema = Schema::parse(&format!("id:int64{}", typed.collect::<String>())).unwrap();
+    let options = TopicOptions { block_bytes: 64 << 10, ..TopicOptions::default() };
+    let made = Root::create(folder.path()).unwrap().create_topic(&name(), &schema, &options).unwrap();
+    let writer = made.writer(0, WriterOptions::default()).unwrap();
+    for from in (0..1400u64).step_by(700) {
+        let mut columns = vec![Buffer::from_vec((from..from + 700).map(|id| id as i64).collect::<Vec<_>>())];
+        columns.extend(names.iter().enumerate().map(|(at, (_, bytes))| {
+            Buffer::from_vec(
+                (from..from + 700).flat_map(|id| (0..*bytes).map(move |byte| value(id, at, byte))).collect::<Vec<u8>>(),
+            )
+        }));
+        writer.append(&Rows::new(made.schema().clone(), 700, columns).unwrap()).unwrap();
+    }
+    writer.close().unwrap();
+    for (shuffle, checksum) in [
+        (true, Checksum::Sampled),
+        (true, Checksum::Always),
+        (true, Checksum::Off),
+        (false, Checksum::Always),
+        (false, Checksum::Off),
+    ] {
+        let (lanes, chunk) = (Some(4), Some(50));
+        let settings = Settings { global_batch: 60, shuffle, checksum, lanes, chunk, ..settings() };
+        let mut loader = Loader::open(folder.path(), &name(), settings).unwrap();
+        loader.begin().unwrap();
+        loop {
+            let cursor = loader.cursor();
+            let Some(batch) = next(&mut loader) else { break };
+            let ids = ids(&batch);
+            assert_eq!(ids, expected(&loader, cursor), "at {cursor:?}");
+            for (at, (name, width)) in names.iter().enumerate() {
+                let want: Vec<u8> =
+                    ids.iter().flat_map(|&id| (0..*width).map(move |byte| value(id, at, byte))).collect();
+                assert_eq!(bytes(&batch, name), want, "{name} at {cursor:?}");
+            }
+        }
+    }
+}

@@ -23,6 +23,7 @@ const UNSAFE: &[&str] = &[
     "feeder/src/reader/copy.rs",
     "feeder/src/reader/preadv.rs",
     "feeder/src/reader/region.rs",
+    "feeder/src/reader/scatter.rs",
     "feeder/src/reader/tests_uring.rs",
     "feeder/src/reader/uring.rs",
     "feeder/tests/allocations.rs",

@@ -19,11 +19,11 @@ use super::evolve::{self, DefaultRows, Widener};
 use super::feed::{Failure, Feed, Taken};
 use super::layout::SlotLayout;
 use super::reads::{Reads, token};
+use super::scatters::{CopyOut, Scatters};
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::{BlockRef, BlockSums, PAGE_BYTES, PIECE_BYTES, column_at, crc32c};
 use crate::plan::Run;
 use crate::reader::{Part, Read, ReadError, ReadFile, Region, fence};
-use crate::widen::Widen;
 
 /// Gaps up to this size are read over, into the junk buffer.
 pub(super) const JUNK_BYTES: usize = 16 << 10;
@@ -33,6 +33,9 @@ const DIRECT_BYTES: usize = 4096;
 const DIRECT_RUNS: usize = 4;
 /// Rows from this size on are copied past the cache.
 const STREAMING_BYTES: usize = 256;
+
+/// Border in the scratch, which words want; with thousands of small blocks in a unit, room comes first.
+const SCRATCH_ALIGN_BYTES: usize = 64;
 
 /// Indices of the regions given to the block reader.
 pub(super) const SLAB: u32 = 0;
@@ -53,7 +56,7 @@ pub(super) struct Job {
     /// The samples that each read brings.
     reads: Vec<Range<u64>>,
     /// The unit's runs, cut at the borders of blocks.
-    spans: Vec<Run>,
+    pub(super) spans: Vec<Run>,
     copies: Vec<CopyOut>,
     /// Rows of columns that their block does not have.
     defaults: Vec<DefaultRows>,
@@ -71,19 +74,6 @@ impl Job {
     pub(super) fn copied_bytes(&self) -> u64 {
         self.copied_bytes
     }
-}
-
-/// Rows of one column that wait in the scratch.
-struct CopyOut {
-    /// Index into the layout's columns.
-    column: usize,
-    /// Scratch position of the row of sample `lo`.
-    at: usize,
-    lo: u64,
-    spans: Range<usize>,
-    /// Bytes of a row there, and what becomes of them.
-    row_bytes: usize,
-    widen: Option<Widen>,
 }
 
 /// Whole checksummed pieces of one column buffer that wait in the scratch.
@@ -118,6 +108,7 @@ pub(super) struct Assembler {
     /// The checksums used last: the columns of a block are checked one after the other.
     sums: Option<(Arc<ReadFile>, BlockRef, BlockSums)>,
     widener: Widener,
+    scatters: Scatters,
 }
 
 impl Assembler {
@@ -146,6 +137,7 @@ impl Assembler {
             piece: Vec::new(),
             sums: None,
             widener: Widener::default(),
+            scatters: Scatters::default(),
         }
     }
 
@@ -286,14 +278,23 @@ impl Assembler {
         }
         let at = job.scratch + job.scratch_used;
         job.scratch_used += end - start;
+        if job.copies.len() < self.layout.columns.len() * (2 * PIECE_BYTES / SCRATCH_ALIGN_BYTES) {
+            job.scratch_used = job.scratch_used.next_multiple_of(SCRATCH_ALIGN_BYTES).min(self.scratch_bytes);
+        }
         assert!(job.scratch_used <= self.scratch_bytes, "scratch of a job overflows");
         let part = Part { region: SCRATCH, at, bytes: (end - start) as u32 };
         reads.push(buffer + start as u64, part, samples.clone());
         let rows_at = at + row * bytes - start;
-        let (row_bytes, widen) = (bytes, stored.widen);
-        job.copies.push(CopyOut { column, at: rows_at, lo: samples.start, spans, row_bytes, widen });
+        job.copies.push(CopyOut {
+            column,
+            at: rows_at,
+            lo: samples.start,
+            spans,
+            row_bytes: bytes,
+            widen: stored.widen,
+        });
         if job.check {
-            let (stored_at, bytes, first_piece) = (stored.at, end - start, start / PIECE_BYTES);
+            let (stored_at, row_bytes, bytes, first_piece) = (stored.at, bytes, end - start, start / PIECE_BYTES);
             job.checks.push(Check { stored_at, row_bytes, at, bytes, first_piece, block: block.clone(), samples });
         }
     }
@@ -309,8 +310,14 @@ impl Assembler {
     /// Once all reads are back: checks what is to be checked, moves small rows to their slots. The samples that are not
     /// what was written come back; they are not counted yet.
     pub(super) fn finish(&mut self, job: &mut Job, bad: &mut Vec<BadSample>) {
+        self.scatters.forget();
         for copy in &job.copies {
             let placed = &self.layout.columns[copy.column];
+            if let Some(scatter) = self.scatters.of(copy, job, self.layout.slot_bytes) {
+                self.slab.scatter(placed.offset, &self.scratch, copy.at, scatter);
+                job.copied_bytes += scatter.bytes() as u64;
+                continue;
+            }
             for span in &job.spans[copy.spans.clone()] {
                 let bytes = span.count as usize * copy.row_bytes;
                 job.copied_bytes += bytes as u64;

@@ -37,6 +37,7 @@ mod reads;
 mod pump;
 
 mod runner;
+mod scatters;
 
 pub mod batch;
 

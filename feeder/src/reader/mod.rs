@@ -17,6 +17,7 @@ mod error;
 mod file;
 mod preadv;
 mod region;
+mod scatter;
 mod table;
 mod transfer;
 mod uring;
@@ -32,6 +33,7 @@ pub use copy::fence;
 pub use error::{ReadError, ReaderError, RingError};
 pub use file::ReadFile;
 pub use region::Region;
+pub use scatter::Scatter;
 
 use preadv::PreadvReader;
 use uring::{Ring, UringReader};

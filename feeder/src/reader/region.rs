@@ -147,7 +147,8 @@ impl Region {
         at.checked_add(bytes).is_some_and(|end| end <= self.bytes)
     }
 
-    fn checked(&self, at: usize, bytes: usize) -> *mut u8 {
+    /// Address of `bytes` bytes at `at`. Panics if they are not all inside.
+    pub(super) fn checked(&self, at: usize, bytes: usize) -> *mut u8 {
         assert!(self.holds(at, bytes), "range outside region: at={at} bytes={bytes} region_bytes={}", self.bytes);
         self.base.as_ptr().wrapping_add(at)
     }
