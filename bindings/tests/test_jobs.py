@@ -456,6 +456,9 @@ def test_what_a_job_needs_is_said(own: Path) -> None:
             loader.commit(4)
         with pytest.raises(forebay.InvalidError, match="not a tag"):
             loader.commit(6, tag="7")
+        for wrong in ({"tag": 5}, {"state": 5}, {"state": [1]}, {"path": ""}, {"path": b"x"}, {"path": "model-\udcff"}):
+            with pytest.raises(forebay.InvalidError, match="tag is|not a state|path is text"):
+                loader.commit(6, **wrong)
         assert harness.forked(lambda: loader.commit(6)) == 1
         loader.commit(6)
     with pytest.raises(forebay.ClosedError):

@@ -470,7 +470,7 @@ def test_peers_of_a_mesh_get_the_same_batches(root: Path, order: Order) -> None:
         ({"job": 7}, "job is a text"),
         ({"job": "vision", "resume": "-x"}, "not a tag"),
         ({"job": "vision", "resume": -1}, "resume is 'latest', 'never', a step or a tag"),
-        ({"job": "vision", "attempt": ""}, "attempt is a text of 1 to 512 bytes"),
+        ({"job": "vision", "attempt": ""}, 'attempt is a text of 1 to 512 bytes: attempt=""'),
         ({"job": "vision", "keep_last": 0}, "keep_last is 1 to"),
         ({"resume": 30}, "argument=resume"),
         ({"keep_every": 5}, "argument=keep_every"),

@@ -78,8 +78,12 @@ def attempt_of(environment: Mapping[str, str]) -> str | None:
 def local_path(path: str | os.PathLike[str]) -> str:
     """A path as it is stored: absolute, so that it means the same wherever a run starts. URLs stay as they are."""
     text = os.fspath(path)
-    if not isinstance(text, str):
-        raise InvalidError(f"path is text: path={path!r}")
+    if not isinstance(text, str) or not text:
+        raise InvalidError(f"path is text, or None where there is no file: path={path!r}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidError(f"path is text in UTF-8, and a record cannot hold another: path={path!r}") from error
     return text if "://" in text else os.path.abspath(text)
 
 

@@ -359,6 +359,8 @@ class DataLoader:
         if self._job is None:
             raise InvalidError.of("only a job has checkpoints", "DataLoader(..., job=NAME)")
         number = _arguments.number("step", step, least=0, most=2**64 - 1)
+        if not (tag is None or isinstance(tag, str)):
+            raise InvalidError(f"tag is a text: tag={tag!r}")
         keep = _arguments.keep(keep_last, keep_every)
         where = None if path is None else local_path(path)
         if state is None:
@@ -367,6 +369,8 @@ class DataLoader:
             raise InvalidError(f"state and consumed both say what was consumed, give one: consumed={consumed}")
         else:
             self._begun()
+            if not isinstance(state, Mapping):
+                raise InvalidError(f"not a state of a forebay loader: type={type(state).__name__}")
             taken = dict(state)
         self._job.commit(number, where, tag, _state.unpack(taken), keep)
         return Checkpoint(number, where, taken)

@@ -5,12 +5,12 @@
 //! append. The log keeps them per block and segment (first and last), not per record; so a time is taken only where it parts
 //! blocks, and else refused with the times and positions next to it. Nothing is rounded.
 
-use cursorstore::records::{Checkpoint, Records, Tag};
-use cursorstore::store::{Scope, Store};
+use cursorstore::records::Checkpoint;
 use cursorstore::{Extent, State, TopicName};
 
 use super::{Catalogue, version};
-use crate::error::{Error, ErrorKind, Result, nearest};
+use crate::error::{Error, ErrorKind, Result};
+use crate::job::History;
 use crate::log::{PartitionView, TopicView};
 
 /// An end of a range, as users write it.
@@ -151,33 +151,7 @@ fn time_cut(view: &PartitionView, ms: u64) -> Result<u64> {
 impl Catalogue {
     /// The checkpoint that `job@step`, `job@tag` or `job@latest` names.
     pub(super) fn checkpoint(&self, text: &str) -> Result<Checkpoint> {
-        let wrong =
-            || Error::invalid(format!("not a checkpoint: checkpoint={text:?}")).with_hint("write JOB@STEP or JOB@TAG");
-        let (job, which) = text.split_once('@').ok_or_else(wrong)?;
-        let scope = Scope::job(job).map_err(|_| wrong())?;
-        let all = self.store.records::<Checkpoint>(&scope, &Checkpoint::prefix(job))?;
-        if all.is_empty() {
-            let scopes = self.store.scopes()?;
-            let near =
-                nearest(job, scopes.iter().filter_map(Scope::job_name)).map(|near| format!(" (did you mean {near}?)"));
-            let text = format!("no checkpoints of that job{}: job={job}", near.unwrap_or_default());
-            return Err(Error::new(ErrorKind::NotFound, text));
-        }
-        let tags = self.store.records::<Tag>(&scope, &Tag::prefix(job))?;
-        let tagged = tags.iter().find(|tag| tag.tag == which).map(|tag| tag.step);
-        let step = match (which, tagged, which.parse::<u64>()) {
-            (_, Some(step), _) | (_, None, Ok(step)) => Some(step),
-            ("latest", ..) => all.last().map(|checkpoint| checkpoint.step),
-            _ => None,
-        };
-        let found = all.iter().find(|checkpoint| Some(checkpoint.step) == step).cloned();
-        found.ok_or_else(|| {
-            let near =
-                all.iter().min_by_key(|found| step.map_or(u64::MAX - found.step, |step| found.step.abs_diff(step)));
-            let near = near.map(|near| near.step).unwrap_or_default();
-            Error::new(ErrorKind::NotFound, format!("no such checkpoint: checkpoint={text} nearest={job}@{near}"))
-                .with_hint(format!("--checkpoint {job}@{near}"))
-        })
+        History::named(&self.store, text).map(|(_, checkpoint)| checkpoint)
     }
 
     /// The topic and all records that a state is over: its windows, or those of the version that it names.

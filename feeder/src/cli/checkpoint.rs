@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::job::history::{self, History, is_gone};
 use crate::job::lineage::{Part, lineage, name_of};
 use crate::job::rewind::{self, Preview};
-use crate::job::target::{Target, parse_place};
+use crate::job::target::Target;
 use crate::job::{edit, open_store, process};
 use crate::log::Root;
 
@@ -42,7 +42,7 @@ Examples:
   forebay checkpoint show vision@30
   forebay checkpoint show vision@best --json")]
     Show {
-        /// JOB@STEP, JOB@TAG, or JOB for its latest
+        /// JOB@STEP, JOB@TAG, or JOB@latest, for which JOB will do
         checkpoint: String,
     },
     /// Let a job go on from an earlier checkpoint
@@ -226,17 +226,8 @@ fn list(place: &Place, job: &str, console: &mut Console<'_>) -> Result<(), Failu
 }
 
 fn show(place: &Place, name: &str, console: &mut Console<'_>) -> Result<(), Failure> {
-    let (history, checkpoint) = if name.contains('@') {
-        let (job, target) = parse_place(name)?;
-        let history = History::of(&*place.store, &job)?;
-        let checkpoint = history.find(&target)?;
-        (history, checkpoint)
-    } else {
-        let history = History::of(&*place.store, name)?;
-        let latest = history.latest(&is_gone)?.checkpoint;
-        let missing = || Error::new(crate::ErrorKind::NotFound, format!("the job has no checkpoint yet: job={name}"));
-        (history, latest.ok_or_else(missing)?)
-    };
+    let full = if name.contains('@') { name.to_string() } else { format!("{name}@latest") };
+    let (history, checkpoint) = History::named(&*place.store, &full)?;
     let parts = lineage(&history, &checkpoint)?;
     let abandoned = !history.trail()?.holds(checkpoint.generation, checkpoint.step);
     let tags = history.tags_of(checkpoint.step);

@@ -96,7 +96,7 @@ fn selections_are_taken_or_refused_with_the_reason() {
         (&["--split-seed", "3"], 2, &["--split"]),
         (&["--from", "41"], 2, &["no such record yet"]),
         (&["--from", "yesterday"], 2, &["neither a position nor a time"]),
-        (&["--checkpoint", "vision@30"], 3, &["no checkpoints of that job"]),
+        (&["--checkpoint", "vision@30"], 3, &["no such job"]),
         (&["--checkpoint", "vision@30", "--from", "3"], 2, &["cannot be used with"]),
     ] {
         place.bad(&[&["dataset", "pin", "bad", "--topic", "t"], args].concat(), code, words);

@@ -94,6 +94,24 @@ fn jobs_and_checkpoints_are_listed() {
 }
 
 #[test]
+fn the_latest_is_where_the_job_goes_on_and_not_the_largest_step() {
+    let place = place();
+    let _ended = job(&place.root());
+    let (mut anew, state) = run(&place.root(), "never");
+    commit(&mut anew, &state, 5, 0, 500);
+    assert_eq!(place.json(&["checkpoint", "show", "vision@latest"])["step"], 5);
+    let pinned = place.json(&["dataset", "pin", "used", "--checkpoint", "vision@latest"]);
+    assert_eq!(pinned["selection"]["checkpoint"], "vision@5");
+
+    run(&place.root(), "never");
+    for args in
+        [&["checkpoint", "show", "vision@latest"][..], &["dataset", "pin", "x", "--checkpoint", "vision@latest"]]
+    {
+        place.bad(args, 3, &["no checkpoint to go on from", "checkpoint ls vision"]);
+    }
+}
+
+#[test]
 fn which_data_made_a_model_is_shown() {
     let place = place();
     let _session = job(&place.root());
@@ -113,6 +131,7 @@ fn which_data_made_a_model_is_shown() {
     assert_eq!((&parts[1]["from"], &parts[1]["world_size"]), (&json!({ "checkpoint": { "step": 20 } }), &json!(2)));
     assert_eq!(place.json(&["checkpoint", "show", "vision@best"])["step"], 20);
     assert!(place.good(&["checkpoint", "show", "vision@30"]).contains("s3://models/30"));
+    assert_eq!(place.json(&["checkpoint", "show", "vision@latest"]), place.json(&["checkpoint", "show", "vision"]));
     place.bad(&["checkpoint", "show", "vision@33"], 3, &["the nearest are 30 and 40"]);
     place.bad(&["checkpoint", "show", "vision@bset"], 3, &["did you mean best?"]);
     place.bad(&["checkpoint", "show", "other@1"], 3, &["no such job", "there are vision"]);

@@ -11,7 +11,7 @@ use cursorstore::records::run::StartedFrom;
 use cursorstore::records::{Checkpoint, ReadError, Record, RecordError, Run, Tag};
 use cursorstore::store::{Entry, Scope, Store, View};
 
-use super::target::Target;
+use super::target::{Resume, Target, parse_place};
 use crate::error::{Error, ErrorKind, Result, nearest};
 
 /// Names shown when one is not there.
@@ -176,6 +176,20 @@ impl History {
             Some(entry) => self.decode(entry),
             None => Err(self.no_step(step)),
         }
+    }
+
+    /// The checkpoint that `job@step`, `job@tag` or `job@latest` names, with all there is of its job.
+    pub fn named(store: &dyn Store, text: &str) -> Result<(Self, Checkpoint)> {
+        let (job, resume) = parse_place(text)?;
+        let history = Self::of(store, &job)?;
+        let checkpoint = match resume {
+            Resume::At(target) => history.find(&target)?,
+            _ => history.latest(&is_gone)?.checkpoint.ok_or_else(|| {
+                Error::new(ErrorKind::NotFound, format!("the job has no checkpoint to go on from: job={job}"))
+                    .with_hint(format!("list them with: forebay checkpoint ls {job}"))
+            })?,
+        };
+        Ok((history, checkpoint))
     }
 
     /// The newest checkpoint that has this very state, one on the trail if there is one.

@@ -101,7 +101,7 @@ impl Session {
         for (name, value, most) in
             [("attempt", &settings.attempt, ATTEMPT_BYTES_MAX), ("revision", &settings.revision, REVISION_BYTES_MAX)]
         {
-            if value.as_ref().is_some_and(|value| value.is_empty() || value.len() > most) {
+            if let Some(value) = value.as_ref().filter(|value| value.is_empty() || value.len() > most) {
                 return Err(Error::invalid(format!("{name} is a text of 1 to {most} bytes: {name}={value:?}")));
             }
         }

@@ -80,12 +80,18 @@ pub fn check_tag(tag: &str) -> Result<()> {
     )))
 }
 
-/// Splits `vision@30` or `vision@best`.
-pub fn parse_place(text: &str) -> Result<(String, Target)> {
+/// Splits `vision@30`, `vision@best` or `vision@latest`.
+pub fn parse_place(text: &str) -> Result<(String, Resume)> {
     let Some((job, target)) = text.split_once('@') else {
-        return Err(Error::invalid(format!("name a checkpoint as JOB@STEP or JOB@TAG: checkpoint={text:?}")));
+        return Err(Error::invalid(format!(
+            "name a checkpoint as JOB@STEP, JOB@TAG or JOB@latest: checkpoint={text:?}"
+        )));
     };
-    Ok((job.into(), target.parse()?))
+    let which = match target {
+        LATEST => Resume::Latest,
+        _ => Resume::At(target.parse()?),
+    };
+    Ok((job.into(), which))
 }
 
 #[cfg(test)]
@@ -100,7 +106,9 @@ mod tests {
         for text in ["best", "tag:best"] {
             assert_eq!(text.parse::<Resume>().unwrap(), Resume::At(Target::Tag("best".into())));
         }
-        assert_eq!(parse_place("vision@007").unwrap(), ("vision".into(), Target::Step(7)));
+        assert_eq!(parse_place("vision@007").unwrap(), ("vision".into(), Resume::At(Target::Step(7))));
+        assert_eq!(parse_place("vision@latest").unwrap(), ("vision".into(), Resume::Latest));
+        assert!(parse_place("vision@never").is_err());
         for text in ["", "tag:", "tag:30", "tag:latest", "a b", "a/b", "-x", "99999999999999999999", ".x"] {
             assert!(text.parse::<Target>().is_err(), "{text:?}");
         }

@@ -1,7 +1,8 @@
 //! What a selection takes, against a model that looks at every record by itself.
 
 use cursorstore::records::dataset::Selection;
-use cursorstore::records::{Checkpoint, Records, Tag};
+use cursorstore::records::run::StartedFrom;
+use cursorstore::records::{Checkpoint, Records, Run, Tag};
 use cursorstore::store::{Batch, Scope, Store};
 use cursorstore::{Cursor, Extent, PlanKey, State, Window};
 use proptest::prelude::*;
@@ -131,14 +132,32 @@ fn a_checkpoint_brings_the_records_of_its_job() {
             data_step: 1,
             generation: 1,
             state: state.clone(),
-            path: Some("model.pt".into()),
+            path: Some("s3://models/1".into()),
             dataset: state.dataset.as_ref().map(|dataset| dataset.version.clone()),
             revision: None,
             committed_ms: 5,
         };
         let tag = Tag { job: "vision".into(), tag: "best".into(), step, tagged_ms: 5 };
+        let run = Run {
+            job: "vision".into(),
+            generation: 1,
+            attempt: String::new(),
+            from: StartedFrom::Beginning,
+            parent: None,
+            data_step: 0,
+            state: state.clone(),
+            dataset: None,
+            world: 1,
+            batch: 4,
+            revision: None,
+            host: "here".into(),
+            pid: 1,
+            process: None,
+            forebay: "0".into(),
+            started_ms: 5,
+        };
         let mut writer = catalogue.store.acquire(&Scope::job("vision").unwrap()).unwrap();
-        writer.append(&Batch::new().record(&record).record(&tag)).unwrap();
+        writer.append(&Batch::new().record(&run).record(&record).record(&tag)).unwrap();
     };
     commit(30, &state);
     let expected: Vec<i64> = (5..12).chain(20..30).collect();
@@ -158,7 +177,7 @@ fn a_checkpoint_brings_the_records_of_its_job() {
 
     let bad = |which: &str| place.try_pin("e", select(&[("checkpoint", which)])).unwrap_err();
     assert!(bad("visoin@30").to_string().contains("did you mean vision?"), "{}", bad("visoin@30"));
-    assert!(bad("vision@29").to_string().contains("nearest=vision@30"), "{}", bad("vision@29"));
+    assert!(bad("vision@29").to_string().contains("the nearest is 30"), "{}", bad("vision@29"));
     assert_eq!(bad("vision").kind(), ErrorKind::Invalid);
 }
 
