@@ -111,6 +111,21 @@ install_torch_plain() {
     uv_install "torch==$FOREBAY_TORCH_VERSION"
 }
 
+# The libraries that training programs are written in, for the suite `frameworks`; torch is there before, in the kind
+# that this machine has, and what it does not need here is left out again.
+ensure_frameworks() {
+    local key
+    key=$("$venv/bin/python" -V | cat - "$root/scripts/requirements-frameworks.txt" "$stamps/torch" | sha256sum)
+    stamped frameworks "$key" install_frameworks
+}
+
+install_frameworks() {
+    local leave_out=()
+    [[ $(<"$stamps/torch") == *" plain "* ]] || leave_out=(--override "$root/scripts/torch-cpu/overrides.txt")
+    say "installing training libraries"
+    uv_install "${leave_out[@]}" -r "$root/scripts/requirements-frameworks.txt" "torch==$FOREBAY_TORCH_VERSION"
+}
+
 # build_wheel dev|release: leaves its path in `wheel`. The dev profile shares its objects with `cargo test`.
 build_wheel() {
     local profile=$1 out=$root/target/wheels/$1

@@ -24,12 +24,28 @@ pub mod cli;
 
 mod testing;
 
+use feeder::engine::settings;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// The largest value of every argument that the engine limits, by name, so that Python's words about them are true.
+fn limits(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let limits = PyDict::new(py);
+    limits.set_item("batch_size", settings::BATCH_MAX)?;
+    limits.set_item("global_batch_size", settings::BATCH_MAX)?;
+    limits.set_item("lanes", settings::LANES_MAX)?;
+    limits.set_item("chunk", settings::CHUNK_MAX)?;
+    limits.set_item("pool", settings::POOL_MAX)?;
+    limits.set_item("reader_threads", settings::READER_THREADS_MAX)?;
+    limits.set_item("depth", settings::DEPTH_MAX)?;
+    Ok(limits)
+}
 
 /// The module `forebay._forebay`.
 #[pymodule]
 fn _forebay(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("LIMITS", limits(module.py())?)?;
     module.add_class::<tensor::Tensor>()?;
     module.add_class::<dataset::PyDataset>()?;
     module.add_class::<loader::PyLoader>()?;

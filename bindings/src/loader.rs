@@ -8,23 +8,29 @@
 //! - A forked child is refused before any lock is touched: another thread of the parent may have held it.
 //! - The loader is one object behind a lock, together with which iterator is live; a second live one is refused. Nobody
 //!   waits for that lock while holding the interpreter's.
+//! - Frameworks make iterators early, and keep the old one while they make the next. So an iterator that nobody has drawn
+//!   from binds nothing: another one takes its place, and `load` and `set_epoch` move it. And an iterator is over with
+//!   its last batch, not with the `next` after it.
+
+mod iterator;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cursorstore::{State, StateError};
 use feeder::engine::settings::{parse_reader, parse_tail};
-use feeder::engine::{Batch, Checksum, Loader, OnBadRecord, Settings, Step};
+use feeder::engine::{Checksum, Loader, OnBadRecord, Settings};
 use feeder::job::{Fence, Shape};
 use feeder::{Error, ErrorKind};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::PyDict;
 
 use crate::dataset::PyDataset;
-use crate::dlpack::TensorData;
 use crate::error::{OrRaise, raise};
 use crate::framework::Framework;
+
+pub use iterator::BatchIterator;
 
 /// How often a waiting `next` looks for signals.
 pub(crate) const SIGNAL_CHECK: Duration = Duration::from_millis(50);
@@ -48,8 +54,8 @@ struct Inner {
 }
 
 impl Inner {
-    fn begin(&mut self, token: &Arc<()>) -> feeder::Result<()> {
-        if self.live.upgrade().is_some() {
+    fn begin(&mut self, token: &Arc<()>, replace: bool) -> feeder::Result<()> {
+        if !replace && self.live.upgrade().is_some() && !self.loader.is_untouched() {
             let text = "the loader is being iterated already, by an iterator that is neither exhausted nor dropped";
             return Err(Error::invalid(text).with_hint("use up or delete that iterator, or make a second loader"));
         }
@@ -59,18 +65,26 @@ impl Inner {
     }
 
     fn load(&mut self, state: &State) -> feeder::Result<()> {
+        let untouched = self.loader.is_untouched();
         self.loader.load(state)?;
-        self.forget_iterator();
+        if !untouched {
+            self.forget_iterator();
+        }
         Ok(())
     }
 
     fn set_epoch(&mut self, epoch: u64) -> feeder::Result<()> {
-        let before = self.loader.cursor();
+        let (before, untouched) = (self.loader.cursor(), self.loader.is_untouched());
         self.loader.set_epoch(epoch)?;
-        if self.loader.cursor() != before {
+        if self.loader.cursor() != before && !untouched {
             self.forget_iterator();
         }
         Ok(())
+    }
+
+    /// Whether the iterator of that token has yet to go where its loader was moved to before the first batch.
+    fn was_moved(&self, token: &Arc<()>) -> bool {
+        self.loader.is_fresh() && std::ptr::eq(Arc::as_ptr(token), self.live.as_ptr())
     }
 
     /// Ends the life of the iterator that was live: what it would yield is no longer what comes next.
@@ -216,12 +230,13 @@ impl PyLoader {
         Ok(Self { core: Arc::new(core) })
     }
 
-    /// Starts an iteration.
-    fn begin(&self, py: Python<'_>) -> PyResult<BatchIterator> {
+    /// Starts an iteration. With `replace`, one that is going on ends; else that is an error.
+    #[pyo3(signature = (replace=false))]
+    fn begin(&self, py: Python<'_>, replace: bool) -> PyResult<BatchIterator> {
         self.core.check_process()?;
         let framework = Framework::named(py, self.core.output.as_deref())?;
         let token = Arc::new(());
-        self.core.apart(py, |inner| inner.begin(&token))?.or_raise()?;
+        self.core.apart(py, |inner| inner.begin(&token, replace))?.or_raise()?;
         Ok(BatchIterator {
             core: self.core.clone(),
             framework,
@@ -244,6 +259,21 @@ impl PyLoader {
     /// Epoch and place of the cursor.
     fn cursor(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         self.core.with(py, |inner| (inner.loader.cursor().epoch, inner.loader.cursor().n))
+    }
+
+    /// Batches that this iteration has handed out.
+    fn handed_out(&self, py: Python<'_>) -> PyResult<u64> {
+        self.core.with(py, |inner| inner.loader.handed_out())
+    }
+
+    /// Whether the cursor stands at its epoch's end.
+    fn ended(&self, py: Python<'_>) -> PyResult<bool> {
+        self.core.with(py, |inner| inner.loader.has_ended())
+    }
+
+    /// Whether nothing was handed out since the last iteration began, or since a state or an epoch was set.
+    fn untouched(&self, py: Python<'_>) -> PyResult<bool> {
+        self.core.with(py, |inner| inner.loader.is_untouched())
     }
 
     /// The state as JSON text, at the cursor or after `consumed` batches of this iteration.
@@ -340,149 +370,11 @@ impl PyLoader {
 pub(crate) fn parse_state(text: &str) -> PyResult<State> {
     State::decode(text).map_err(|error| {
         let kind = match error {
-            StateError::Newer { .. } | StateError::Inconsistent { .. } => ErrorKind::StateMismatch,
+            StateError::Newer { .. } | StateError::NoVersion { .. } | StateError::Inconsistent { .. } => {
+                ErrorKind::StateMismatch
+            }
             _ => ErrorKind::Invalid,
         };
         raise(&Error::new(kind, error.to_string()).with_source(error))
     })
-}
-
-/// Yields the batches of one iteration as dicts of tensors.
-#[pyclass(frozen, module = "forebay._forebay")]
-pub struct BatchIterator {
-    core: Arc<Core>,
-    framework: Framework,
-    /// Column names as Python strings, made with the first batch.
-    names: Mutex<Vec<Py<PyString>>>,
-    /// There while this iterator may yield. Held for a moment only.
-    token: Mutex<Option<Arc<()>>>,
-    handed_out: AtomicU64,
-}
-
-#[pymethods]
-impl BatchIterator {
-    fn __iter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {
-        this
-    }
-
-    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
-        match self.wait(py)? {
-            Some(batch) => self.dict(py, batch).map(Some),
-            None => {
-                self.end();
-                Ok(None)
-            }
-        }
-    }
-
-    /// The next batch with its epoch and first place, for transforms that are keyed by them. At the end the iterator is
-    /// not over yet: its wrapper, which still has batches to yield, closes it.
-    fn next_with_place<'py>(&self, py: Python<'py>) -> PyResult<Option<(Bound<'py, PyDict>, u64, u64)>> {
-        match self.wait(py)? {
-            Some(batch) => {
-                let (epoch, place) = (batch.epoch, batch.place);
-                Ok(Some((self.dict(py, batch)?, epoch, place)))
-            }
-            None => Ok(None),
-        }
-    }
-
-    /// Whether `next` has an answer at once: a batch, the end or an error. Raises if this iterator is over.
-    fn ready(&self, py: Python<'_>) -> PyResult<bool> {
-        match self.token() {
-            Some(token) => {
-                self.core.check_fence()?;
-                self.core.with(py, |inner| inner.live(&token).map(Loader::is_ready))?.or_raise()
-            }
-            None => Ok(true),
-        }
-    }
-
-    /// Batches that this iterator has handed out.
-    #[getter]
-    fn handed_out(&self) -> u64 {
-        self.handed_out.load(Ordering::Relaxed)
-    }
-
-    /// Ends this iterator, so that another one can be made. With `consumed`, only so many of its batches count as handed
-    /// out: the others were taken ahead by a wrapper and never reached the trainer. Does nothing in a forked child.
-    #[pyo3(signature = (consumed=None))]
-    fn close(&self, py: Python<'_>, consumed: Option<u64>) -> PyResult<()> {
-        if self.core.check_process().is_err() {
-            return Ok(());
-        }
-        if let (Some(consumed), Some(token)) = (consumed, self.token()) {
-            let give_back = |inner: &mut Inner| {
-                // Otherwise the loader stands elsewhere already.
-                if let Ok(loader) = inner.live(&token) {
-                    loader.give_back(consumed)?;
-                    inner.forget_iterator();
-                }
-                Ok(())
-            };
-            self.core.with(py, give_back)?.or_raise()?;
-        }
-        self.end();
-        Ok(())
-    }
-}
-
-impl BatchIterator {
-    fn token(&self) -> Option<Arc<()>> {
-        self.token.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn end(&self) {
-        *self.token.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-
-    fn wait(&self, py: Python<'_>) -> PyResult<Option<Batch>> {
-        self.core.check_process()?;
-        let Some(token) = self.token() else { return Ok(None) };
-        let mut began = None;
-        loop {
-            self.core.check_fence()?;
-            // With the interpreter's lock held, so that nothing comes between the signals looked for and the batch.
-            let step = match self.core.try_lock() {
-                Some(mut inner) => inner.live(&token).and_then(|loader| loader.poll_next(Duration::ZERO)).or_raise()?,
-                None => Step::Pending,
-            };
-            match step {
-                Step::Batch(batch) => {
-                    self.handed_out.fetch_add(1, Ordering::Relaxed);
-                    return Ok(Some(batch));
-                }
-                Step::End => return Ok(None),
-                Step::Pending => {}
-            }
-            let waited = began.get_or_insert_with(Instant::now).elapsed();
-            if self.core.timeout.is_some_and(|timeout| waited >= timeout) {
-                return Err(self.timed_out(py)?);
-            }
-            let left = self.core.timeout.map_or(SIGNAL_CHECK, |timeout| timeout - waited);
-            let wait = left.min(SIGNAL_CHECK);
-            self.core.apart(py, |inner| inner.live(&token).map(|loader| loader.wait_ready(wait)))?.or_raise()?;
-            py.check_signals()?;
-        }
-    }
-
-    fn timed_out(&self, py: Python<'_>) -> PyResult<PyErr> {
-        let (late, cursor) = self.core.with(py, |inner| (inner.loader.late(), inner.loader.cursor()))?;
-        let seconds = self.core.timeout.unwrap_or_default().as_secs_f64();
-        let text = format!("no batch in time, {late}: timeout={seconds} epoch={} place={}", cursor.epoch, cursor.n);
-        Ok(raise(&Error::new(ErrorKind::Timeout, text).with_hint("look at the disk, or raise timeout")))
-    }
-
-    fn dict<'py>(&self, py: Python<'py>, batch: Batch) -> PyResult<Bound<'py, PyDict>> {
-        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-        if names.len() != batch.columns.len() {
-            *names = batch.columns.iter().map(|column| PyString::intern(py, &column.name).unbind()).collect();
-        }
-        let dict = PyDict::new(py);
-        for (name, column) in names.iter().zip(batch.columns) {
-            let tensor = self.framework.give(py, TensorData::of_column(column))?;
-            dict.set_item(name.bind(py), tensor)?;
-        }
-        Ok(dict)
-    }
 }

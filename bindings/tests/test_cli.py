@@ -36,6 +36,22 @@ def forebay_(
     )
 
 
+def test_an_interrupt_while_it_is_imported_ends_it_quietly() -> None:
+    code = (
+        "import importlib.metadata, os, signal, sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'forebay._forebay':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "entry, = importlib.metadata.entry_points(group='console_scripts', name='forebay')\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "sys.exit(entry.load()())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500, check=False)
+    # What a shell shows as 130.
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
     np.savez(tmp_path / "a.npz", id=np.arange(40), x=np.ones((40, 3), "f4"))

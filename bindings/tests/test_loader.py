@@ -274,6 +274,7 @@ def test_a_state_that_cannot_be_honoured_is_refused_and_changes_nothing(
 ) -> None:
     """mosaicml/streaming#437, #880: load_state_dict without effect; it must take effect or raise."""
     good = loader.state_dict()
+    good["windows"] = json.loads(good["windows"])
     extent = ("windows", 0, "extents", 0)
     mismatched = [
         tampered(good, "version", value=2),
@@ -308,6 +309,8 @@ def test_a_state_that_cannot_be_honoured_is_refused_and_changes_nothing(
         {key: value for key, value in good.items() if key != "windows"},
         {"version": b"1"},
         {"version": {1, 2}},
+        tampered(good, "windows", value="["),
+        tampered(good, "windows", value="7"),
         nested(100_000),
     ]
     for state in mismatched:
@@ -449,11 +452,12 @@ def test_peers_of_a_mesh_get_the_same_batches(root: Path, order: Order) -> None:
         ({"on_bad_record": "skip"}, "raise, mask, substitute"),
         ({"on_bad_record": "mask"}, "checksum='always'"),
         ({"reader": "mmap"}, "io_uring"),
-        ({"lanes": 0}, "lanes"),
+        ({"lanes": 0}, "lanes is 1 to 1048576: lanes=0"),
         ({"pool": 2**20}, "pool"),
-        ({"depth": 0}, "depth"),
+        ({"depth": 0}, "depth is 1 to 256: depth=0"),
+        ({"depth": 257}, "depth is 1 to 256: depth=257"),
         ({"depth": None}, "depth"),
-        ({"reader_threads": 99}, "reader_threads"),
+        ({"reader_threads": 99}, "reader_threads is 1 to 16: reader_threads=99"),
         ({"overflow_bytes": -1}, "overflow_bytes"),
         ({"memory_limit_bytes": 0}, "memory_limit_bytes"),
         ({"transform": 3}, "transform"),
@@ -480,6 +484,15 @@ def test_a_wrong_argument_is_refused_by_name(arguments: dict[str, Any], text: st
         make(root, **arguments)
     assert text in str(caught.value)
     assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("folder", [b"data", 3])
+def test_a_root_that_is_no_folder_is_refused(folder: Any) -> None:
+    refused = "^root is a folder, as text or a path: root="
+    with pytest.raises(forebay.InvalidError, match=refused):
+        forebay.DataLoader("small", BATCH, root=folder)
+    with pytest.raises(forebay.InvalidError, match=refused):
+        forebay.open("small", root=folder)
 
 
 def test_a_column_that_is_not_there_is_refused_with_those_that_are(root: Path) -> None:

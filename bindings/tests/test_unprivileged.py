@@ -79,8 +79,13 @@ def test_a_topic_of_somebody_else_can_be_read(shared: Path) -> None:
 
 def test_its_owner_may_write_and_keep_meanwhile(shared: Path) -> None:
     """What nobody reads cannot be guarded by nobody, but nobody does not disturb it either."""
-    done = harness.python(NOBODY + "next(iter(forebay.DataLoader('wide', 8, root=root)))\n", shared, harness.TESTS)
+    code = (
+        "import logging; logging.basicConfig(level=logging.INFO)\n"
+        "for _ in range(2): next(iter(forebay.DataLoader('wide', 8, root=root)))\n"
+    )
+    done = harness.python(NOBODY + code, shared, harness.TESTS)
     assert done.returncode == 0, done.stderr
+    assert done.stderr.count("nothing keeps its records from being deleted") == 2, "once for each loader"
     harness.ingest(shared, "wide", [10], width=8192, first=200)
     harness.cli("topic", "verify", "wide", "--root", shared)
 

@@ -17,6 +17,7 @@ pub const STATE_BYTES_MAX: usize = 16 << 20;
 
 /// How far training has come on one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Cursor {
     /// Epoch, counted from 0.
     pub epoch: u64,
@@ -88,6 +89,8 @@ pub enum StateError {
     TooLarge { bytes: usize },
     #[error("the state has a newer format than this build reads: version={found} newest={STATE_VERSION}")]
     Newer { found: u32 },
+    #[error("there is no such version of a state: version={found} oldest=1 newest={STATE_VERSION}")]
+    NoVersion { found: u32 },
     #[error("the state does not add up, it was changed after it was made: {what}")]
     Inconsistent { what: String },
 }
@@ -153,6 +156,9 @@ impl State {
         let Versioned { version } = serde_json::from_str(text).map_err(syntax)?;
         if version > STATE_VERSION {
             return Err(StateError::Newer { found: version });
+        }
+        if version == 0 {
+            return Err(StateError::NoVersion { found: version });
         }
         let state: Self = serde_json::from_str(text).map_err(syntax)?;
         state.check()?;
@@ -282,6 +288,20 @@ mod tests {
         let moved = text.replacen("\"n\":40", "\"n\":41", 1);
         assert_eq!(State::decode(&moved).unwrap().cursor.n, 41);
         assert!(matches!(State::decode("{}"), Err(StateError::Syntax { .. })));
+    }
+
+    #[test]
+    fn words_that_no_build_writes_are_refused() {
+        let text = state().encode();
+        let zero = text.replacen("\"version\":1", "\"version\":0", 1);
+        assert!(matches!(State::decode(&zero), Err(StateError::NoVersion { found: 0 })));
+        let places =
+            [r#"{"version":1,"#, r#"{"extents":"#, r#"{"segment":"#, r#"{"version":1,"shuffle":"#, r#"{"epoch":"#];
+        for place in places {
+            assert_eq!(text.matches(place).count(), if place == places[0] { 2 } else { 1 }, "{place}");
+            let more = text.replacen(place, &format!(r#"{{"more":1,{}"#, &place[1..]), 1);
+            assert!(matches!(State::decode(&more), Err(StateError::Syntax { .. })), "{more}");
+        }
     }
 
     proptest! {

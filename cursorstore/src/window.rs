@@ -9,6 +9,7 @@ use crate::position::Incarnation;
 
 /// Consecutive records of one segment: offsets `from..to` of a partition.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Extent {
     /// The partition, which is the segment id of an embedded topic.
     pub segment: u32,
@@ -29,6 +30,7 @@ impl Extent {
 
 /// An immutable, ordered list of extents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Window {
     /// In reading order.
     pub extents: Vec<Extent>,

@@ -101,7 +101,9 @@ impl Error {
             Io::TimedOut => ErrorKind::Timeout,
             _ => ErrorKind::Io,
         };
-        Self::new(kind, what).with_source(source)
+        let descriptors = out_of_descriptors(&source);
+        let made = Self::new(kind, what).with_source(source);
+        if descriptors { made.with_hint(MORE_DESCRIPTORS) } else { made }
     }
 
     /// Adds the next step for the user, shown as `try: ...`.
@@ -196,6 +198,16 @@ impl From<ReadError> for Error {
     }
 }
 
+/// What helps a process that has no file descriptor left.
+pub(crate) const MORE_DESCRIPTORS: &str =
+    "close files or loaders that are not needed, or allow more open files (ulimit -n, LimitNOFILE)";
+
+/// Whether a call failed because this process, or the system, has too many files open.
+pub(crate) fn out_of_descriptors(error: &std::io::Error) -> bool {
+    use nix::errno::Errno;
+    [Errno::EMFILE, Errno::ENFILE].iter().any(|&errno| error.raw_os_error() == Some(errno as i32))
+}
+
 /// The name in `allowed` that `given` was probably meant to be: at most two edits away, or the same but for case.
 pub fn nearest<'a>(given: &str, allowed: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let given = given.to_lowercase();
@@ -232,6 +244,15 @@ mod tests {
         let error = Error::io("cannot read segment: path=a", io).with_hint("look at the disk");
         assert_eq!(error.kind(), ErrorKind::Io);
         assert_eq!(error.report(), "cannot read segment: path=a: disk on fire");
+    }
+
+    #[test]
+    fn too_many_open_files_are_named_with_what_helps() {
+        for errno in [nix::errno::Errno::EMFILE, nix::errno::Errno::ENFILE] {
+            let error = Error::io("cannot open segment: path=a", std::io::Error::from(errno));
+            assert!(error.hint().unwrap().contains("ulimit -n"), "{error:?}");
+        }
+        assert_eq!(Error::io("cannot open segment", std::io::Error::other("x")).hint(), None);
     }
 
     #[test]

@@ -302,6 +302,10 @@ fn iter_and_set_epoch_follow_their_rules() {
 
     let middle = cursorstore::State { cursor: Cursor { epoch: 3, n: 24 }, ..end };
     loader.load(&middle).unwrap();
+    loader.begin().unwrap();
+    assert!(loader.is_untouched());
+    loader.begin().unwrap(); // nobody drew from that one: it was none
+    assert_eq!((at(&loader), loader.handed_out()), ((3, 24), 0));
     loader.set_epoch(3).unwrap(); // keeps the cursor
     assert_eq!(loader.state(None).unwrap(), middle);
     loader.begin().unwrap();
@@ -535,6 +539,85 @@ fn a_damaged_record_is_raised_masked_or_replaced_as_asked_and_the_same_way_on_re
         }
         assert_eq!(runs[0], runs[2]);
         assert_eq!(runs[1], runs[3]);
+    }
+}
+
+/// Overwrites a byte of the header of the block that holds sample `id`; of its segment's footer as well if asked to.
+/// Returns the block's samples.
+fn damage_header(topic: &Topic, id: u64, footer: bool) -> std::ops::Range<u64> {
+    let view = topic.view().unwrap();
+    let segment = view.partitions[0].segment_of(id).unwrap();
+    let block = segment.block_of(id).unwrap();
+    let mut bytes = std::fs::read(&segment.path).unwrap();
+    bytes[block.header as usize + 40] ^= 0x10;
+    if footer {
+        *bytes.last_mut().unwrap() ^= 1;
+    }
+    std::fs::write(&segment.path, bytes).unwrap();
+    block.base..block.end()
+}
+
+#[test]
+fn the_rows_of_a_block_with_a_damaged_header_are_bad_records() {
+    let width = 100;
+    for footer in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let made = topic(folder.path(), &[200, 3], width, 4096, 200);
+        let bad = damage_header(&made, 60, footer);
+        // With the footer gone, nothing but the block itself said where its rows are: they are lost.
+        let why = if footer { "lost to damage" } else { "header's checksum" };
+        let open = |on_bad_record, shuffle, global_batch| {
+            let checksum = Checksum::Always;
+            let settings = Settings { checksum, on_bad_record, shuffle, global_batch, ..Settings::default() };
+            let mut loader = Loader::open(folder.path(), &name(), settings).unwrap();
+            loader.begin().unwrap();
+            loader
+        };
+        let mut loader = open(OnBadRecord::Raise, false, 5);
+        let mut good = 0;
+        let error = loop {
+            match loader.poll_next(WAIT) {
+                Ok(Step::Batch(batch)) => good += checked_ids(&batch, width).len() as u64,
+                Ok(_) => panic!("the damage was not seen"),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        assert!(error.to_string().contains(why) && error.to_string().contains(".arrow"), "{error}");
+        assert_eq!(good, bad.start / 5 * 5, "every step before the damage is good");
+
+        for shuffle in [false, true] {
+            // The same records whatever the batches are, in the same places when run again.
+            let mut found = Vec::new();
+            for batch in [5, 29, 29] {
+                let mut loader = open(OnBadRecord::Mask, shuffle, batch);
+                let mut seen = Vec::new();
+                while let Some(batch) = next(&mut loader) {
+                    seen.extend(ids(&batch).into_iter().zip(bytes(&batch, "mask")));
+                }
+                let holes = seen.iter().filter(|(_, flag)| *flag == 0);
+                assert_eq!(holes.count() as u64, bad.end - bad.start);
+                let mut whole: Vec<u64> = seen.iter().filter(|(_, flag)| *flag == 1).map(|(id, _)| *id).collect();
+                whole.sort_unstable();
+                assert_eq!(whole, (0..203).filter(|id| !bad.contains(id)).collect::<Vec<u64>>());
+                let records = loader.bad_records();
+                assert_eq!(records.keys().copied().collect::<Vec<u64>>(), bad.clone().collect::<Vec<u64>>());
+                assert!(records.values().all(|reason| reason.contains(why)), "{records:?}");
+                found.push(seen);
+                let notices = loader.take_notices();
+                assert_eq!(notices.iter().any(|line| line.contains("footer is damaged")), footer, "{notices:?}");
+
+                let mut loader = open(OnBadRecord::Substitute, shuffle, batch);
+                let mut seen = Vec::new();
+                while let Some(batch) = next(&mut loader) {
+                    seen.extend(checked_ids(&batch, width).into_iter().map(|id| (id, 1)));
+                }
+                assert_eq!(seen.len(), 203);
+                assert_eq!(seen.iter().filter(|(id, _)| *id == bad.end).count() as u64, bad.end - bad.start + 1);
+                found.push(seen);
+            }
+            assert_eq!((&found[2], &found[3]), (&found[4], &found[5]));
+        }
     }
 }
 

@@ -7,6 +7,7 @@ next. Importing this package brings in neither torch nor NumPy.
 from forebay._forebay import Tensor, __version__
 from forebay._job import Checkpoint, latest
 from forebay._samples import Batch, Samples, open  # noqa: A004 (what it is called)
+from forebay._state import State
 from forebay.ceiling import ceiling
 from forebay.errors import (
     BusyError,
@@ -24,7 +25,7 @@ from forebay.errors import (
     StateMismatchError,
     TimeoutError,  # noqa: A004 (it is one)
 )
-from forebay.loader import DataLoader, State, Transform
+from forebay.loader import DataLoader, Transform
 
 __all__ = [
     "Batch",

@@ -6,10 +6,10 @@ instead. Their harmless defaults are taken without a word, so that code which sp
 else that is unknown is refused with the nearest name there is.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from forebay._forebay import LIMITS
 from forebay.errors import InvalidError
 
 
@@ -71,13 +71,6 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def json_of(state: Mapping[str, Any]) -> str:
-    try:
-        return json.dumps(state)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidError(f"not a state of a forebay loader: {error}") from error
-
-
 def step_or_text(resume: Any) -> Any:
     """A step as NumPy and torch have it, too."""
     return resume if isinstance(resume, (str, bool)) or not hasattr(resume, "__index__") else resume.__index__()
@@ -100,6 +93,7 @@ def number(name: str, value: int, least: int = 1, most: int = 2**32 - 1) -> int:
         whole = value.__index__()
     except AttributeError:
         raise InvalidError(f"{name} is a whole number: {name}={value!r}") from None
+    most = LIMITS.get(name, most)
     if isinstance(value, bool) or not least <= whole <= most:
         raise InvalidError(f"{name} is {least} to {most}: {name}={value!r}")
     return whole

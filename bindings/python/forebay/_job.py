@@ -7,7 +7,6 @@ another run. What is stored and what is refused is settled in the compiled half 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
@@ -16,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from forebay import _forebay
+from forebay import _forebay, _state
 from forebay.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def latest(job: str, root: str | os.PathLike[str] | None = None) -> Checkpoint |
 
 
 def _checkpoint(found: tuple[int, str | None, str] | None) -> Checkpoint | None:
-    return None if found is None else Checkpoint(found[0], found[1], json.loads(found[2]))
+    return None if found is None else Checkpoint(found[0], found[1], _state.pack(found[2]))
 
 
 def attempt_of(environment: Mapping[str, str]) -> str | None:
@@ -122,10 +121,10 @@ class Job:
     def _make(self, attempt: str | None) -> _forebay.Job:
         return _forebay.Job(attempt=attempt, **self._settings)
 
-    def begin(self, loader: _forebay.Loader, ranks: Ranks, timeout: float) -> None:
-        """Begins the run, or joins it, unless that is done. The loader is put where it starts."""
+    def begin(self, loader: _forebay.Loader, ranks: Ranks, timeout: float) -> bool:
+        """Begins the run, or joins it, and puts the loader where it starts. False if that was done already."""
         if os.getpid() != self._pid:
-            return  # The loader says what is wrong.
+            return False  # The loader says what is wrong.
         place = (ranks.rank, ranks.world_size)
         with self._lock:
             if self._ranks is not None and self._ranks != place:
@@ -135,7 +134,7 @@ class Job:
                     "rank= and world_size=, or make the loader once RANK and WORLD_SIZE are set",
                 )
             if self._ranks is not None and not self._explicit:
-                return
+                return False
             if ranks.world_size == 1 and self._attempt is None:
                 self._attempt = f"single-{uuid.uuid4()}"
                 self._native = self._make(self._attempt)
@@ -146,6 +145,7 @@ class Job:
             self._ranks, self._explicit = place, False
             self._batches = loader.stats()["batches"]
         self.log()
+        return True
 
     def check(self) -> None:
         """Raises once a later run has taken over."""

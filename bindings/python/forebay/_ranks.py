@@ -1,8 +1,9 @@
 """Which part of each global batch this process takes.
 
 In this order: the arguments `rank` and `world_size`, which belong together; a `torch.distributed` `DeviceMesh`; the
-environment variables `RANK` and `WORLD_SIZE` that launchers set; else one process that takes everything. The
-environment is looked at when an iterator is made, not before: frameworks make loaders before ranks exist.
+environment variables `RANK` and `WORLD_SIZE` that launchers set; `torch.distributed` if it is initialised, for
+launchers that set them in part or not at all, as Lightning's; else one process that takes everything. Environment and
+group are looked at when an iterator is made, not before: frameworks make loaders before ranks exist.
 
 Of a mesh, dimensions that split the data count, and peers along the others get the same batches. Their names:
 those in `DATA_DIMENSIONS` split the data, several of them together (`dp_replicate` outside `dp_shard`); those in
@@ -101,7 +102,16 @@ def resolve(
         return given(rank, world_size)
     if mesh is not None:
         return _of_mesh(mesh)
-    ranks = _of_environment(os.environ if environment is None else environment)
+    environment = os.environ if environment is None else environment
+    group = _of_group()
+    whole = "RANK" in environment and "WORLD_SIZE" in environment
+    ranks = _of_environment(environment) if whole or group is None else group
+    if group is not None and group[:2] != ranks[:2]:
+        raise InvalidError.of(
+            "the environment and torch.distributed do not agree on the ranks: "
+            f"RANK={ranks.rank} WORLD_SIZE={ranks.world_size} rank={group.rank} world_size={group.world_size}",
+            "rank= and world_size=, or mesh=",
+        )
     if ranks.world_size > 1 and _inside_torch_loader():
         raise InvalidError.of(
             "inside a torch DataLoader the rank must be given, since a wrapper may split the batches once more: "
@@ -150,6 +160,14 @@ def _of_mesh(mesh: Mesh) -> Ranks:
     for at in data or unknown:
         rank, world_size = rank * shape[at] + place[at], world_size * shape[at]
     return _checked(rank, world_size, "the mesh")
+
+
+def _of_group() -> Ranks | None:
+    """The rank in torch's default process group, if there is one."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return Ranks(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")
 
 
 def _of_environment(environment: Mapping[str, str]) -> Ranks:

@@ -62,11 +62,17 @@ class TransformIterator:
         self._next = threading.Lock()
         self._pending: deque[Future[Any]] = deque()
         self._exhausted = False
+        self._begun = False
         self._end: BaseException | None = None
         self.yielded = 0
         """Batches that the trainer got."""
         self.over = False
         """Whether nothing more comes."""
+
+    @property
+    def started(self) -> bool:
+        """Whether anybody has drawn from it."""
+        return self._begun
 
     @property
     def drained(self) -> bool:
@@ -89,6 +95,7 @@ class TransformIterator:
         with self._next:
             if self.over:
                 raise self._last_word()
+            self._begun = True
             self._fill()
             if not self._pending:
                 self._finish(StopIteration())
@@ -102,6 +109,8 @@ class TransformIterator:
                 raise error
             value = self._pending.popleft().result()
             self.yielded += 1
+            if self.drained:
+                self._finish(StopIteration())  # Over with its last batch, not with the `next` after it.
             return value
 
     def _wait(self, future: Future[Any]) -> BaseException | None:

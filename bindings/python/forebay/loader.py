@@ -7,7 +7,6 @@ iterator is handed out as it is unless there is a `transform`. torch and NumPy a
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import os
 import sys
@@ -17,17 +16,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
-from forebay import _arguments, _ranks
+from forebay import _arguments, _ranks, _state, _wrappers
+from forebay._epochs import Epochs, Held, check_count_of_accelerate
 from forebay._forebay import Dataset, Loader
 from forebay._job import Checkpoint, Job, default_root, local_path
 from forebay._samples import Batch, dataset_of
+from forebay._state import State
 from forebay._transform import TransformIterator
 from forebay.errors import ClosedError, InvalidError
 
 Transform = Callable[[Batch, Any], Any]
 """Gets a batch and a random generator that is the same at every run for this batch."""
-State = dict[str, Any]
-"""A loader's state: plain data, a few hundred bytes, the same on every rank."""
 
 _logger = logging.getLogger("forebay")
 _open: weakref.WeakSet[DataLoader] = weakref.WeakSet()
@@ -201,6 +200,8 @@ class DataLoader:
         self._loader: Loader | None = None
         self._ranks: _ranks.Ranks | None = None
         self._iterator: weakref.ref[TransformIterator] | None = None
+        self._wrapper = _wrappers.Wrapper()
+        self._held = Held()
         if rank is not None or mesh is not None:
             self._native()
         else:
@@ -240,7 +241,9 @@ class DataLoader:
         """The same, once its job's run has begun: the cursor is where that starts."""
         loader = self._native()
         if self._job is not None and self._ranks is not None:
-            self._job.begin(loader, self._ranks, self._settings["timeout_s"])
+            began = self._job.begin(loader, self._ranks, self._settings["timeout_s"])
+            if began and loader.cursor() != (0, 0):
+                self._held.text = loader.state()
         return loader
 
     def _live(self) -> TransformIterator | None:
@@ -250,10 +253,15 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Starts an iteration; see the class for where."""
+        self._wrapper = _wrappers.around(self.rank, self.world_size, self._held.holds(self._native()))
+        self._take_left()
         loader = self._begun()
         if self._job is not None:
             self._job.check()
-        batches = loader.begin()
+        replace = _wrappers.keeps_iterators()
+        if replace and (iterator := self._live()) is not None and iterator.started:
+            iterator.close()
+        batches = loader.begin(replace)
         for line in loader.take_notices():
             _logger.info("%s", line)
         if self._transform is None:
@@ -303,22 +311,24 @@ class DataLoader:
     def state_dict(self, consumed: int | None = None) -> State:
         """The state after the last batch that was yielded, or after `consumed` batches of this iteration.
 
-        Batches read ahead never count. For wrappers that fetch ahead, `consumed` is what training has really used.
+        Batches read ahead never count, nor do those that Lightning and Accelerate hold back to know which is the last.
+        For other wrappers that fetch ahead, `consumed` is what training has really used.
         """
         consumed = _arguments.count("consumed", consumed, least=0, most=2**63)
         loader = self._begun()
         iterator = self._live()
-        if iterator is not None:
-            # The loader is ahead of the trainer by what is being transformed.
-            if consumed is None:
-                consumed = iterator.yielded
-            elif consumed > iterator.yielded:
-                raise InvalidError(
-                    "consumed counts batches that this iteration has handed out: "
-                    f"consumed={consumed} handed_out={iterator.yielded}"
-                )
-        state: State = json.loads(loader.state(consumed))
-        return state
+        # The loader is ahead of the trainer by what is being transformed, and by what a wrapper holds.
+        handed_out = loader.handed_out() if iterator is None else iterator.yielded
+        if consumed is not None and consumed > handed_out:
+            raise InvalidError(
+                "consumed counts batches that this iteration has handed out: "
+                f"consumed={consumed} handed_out={handed_out}"
+            )
+        ahead = self._wrapper.ahead() if consumed is None else 0
+        _wrappers.warn_of_lost_gradients()
+        if consumed is None and (iterator is not None or ahead):
+            consumed = max(handed_out - ahead, 0)
+        return _state.pack(loader.state(consumed))
 
     def commit(
         self,
@@ -358,8 +368,13 @@ class DataLoader:
         else:
             self._begun()
             taken = dict(state)
-        self._job.commit(number, where, tag, _arguments.json_of(taken), keep)
+        self._job.commit(number, where, tag, _state.unpack(taken), keep)
         return Checkpoint(number, where, taken)
+
+    @property
+    def job(self) -> str | None:
+        """Name of the job whose checkpoints are kept."""
+        return self._job.name if self._job is not None else None
 
     @property
     def resumed(self) -> Checkpoint | None:
@@ -369,23 +384,41 @@ class DataLoader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes a state: the next iteration goes on there. Raises, changing nothing, if that cannot be honoured."""
-        loader = self._native()
-        loader.load(_arguments.json_of(state))
+        loader, held = self._native(), _state.unpack(state)
+        loader.load(held)
         if self._job is not None:
             self._job.loaded(loader)
-        if (iterator := self._live()) is not None:
+        if (iterator := self._live()) is not None and iterator.started:
             iterator.close()
+        self._held.text = held
+        check_count_of_accelerate(loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Names the epoch of the next iteration. That of the current epoch keeps the cursor."""
+        """Names the epoch of the next iteration. That of the current epoch keeps the cursor.
+
+        Raises if a state was loaded since, of which no batch was trained on yet, and it is of another epoch.
+        """
         number = _arguments.number("epoch", epoch, least=0, most=2**63)
+        _wrappers.around(self.rank, self.world_size, self._held.holds(self._native()))
+        self._take_left()
         loader = self._begun()
+        self._held.leave(loader, number, self._wrapper.ahead())
         iterator = self._live()
-        if iterator is not None:
+        if iterator is not None and iterator.started:
             if number == loader.cursor()[0] and not iterator.drained:
                 return  # The loader may have reached the epoch's end already, the trainer has not.
             iterator.close()
         loader.set_epoch(number)
+
+    def _take_left(self) -> None:
+        """Takes the state that a trainer's checkpoint has for this loader, if the trainer does not hand it over."""
+        if (state := self._held.left_by_trainer(self)) is not None:
+            self.load_state_dict(state)
+
+    @property
+    def batch_sampler(self) -> Epochs:
+        """For trainers that announce each epoch to `loader.batch_sampler.sampler`, as Lightning does."""
+        return Epochs(self)
 
     def stats(self) -> dict[str, int]:
         """Running counts: batches, bytes, stall_ns, reads, syscalls, slots and more."""

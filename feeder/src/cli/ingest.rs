@@ -38,7 +38,7 @@ another type or shape, are refused.
 
 Nothing is written before all files are found good. Each record is stored once: when an ingest was
 interrupted, run the same command again and it goes on; files that are in the topic already are
-passed over.
+passed over. A file is known by its name and content, not by its folder: renamed, it is another.
 
 Examples:
   forebay ingest digits.npz 'shards/*.parquet' --topic digits --root ./data
@@ -194,6 +194,7 @@ impl Progress for Show<'_, '_> {
     fn report(&mut self, event: Event<'_>) {
         match event {
             Event::Note(text) => self.meter.note(self.console, &format!("note: {text}")),
+            Event::Warning(text) => self.meter.warn(self.console, &format!("warning: {text}")),
             Event::Planned(plan) => {
                 let rows =
                     plan.rows().map_or("an unknown number of rows".to_owned(), |rows| text::counted(rows, "row"));

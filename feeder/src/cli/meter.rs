@@ -74,6 +74,14 @@ impl Meter {
             _ => console.note(text),
         }
     }
+
+    /// A line that is shown even where notes are not.
+    pub(super) fn warn(&mut self, console: &mut Console<'_>, text: &str) {
+        match self {
+            Self::Bar(bar) => bar.suspend(|| console.complain(text)),
+            _ => console.complain(text),
+        }
+    }
 }
 
 impl Lines {

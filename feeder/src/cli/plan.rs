@@ -5,6 +5,7 @@ use serde_json::json;
 use super::console::{Console, Failure};
 use super::{Global, text, topic};
 use crate::catalogue::Catalogue;
+use crate::engine::settings::{check_plan, check_step};
 use crate::error::{Error, Result};
 use crate::log::Root;
 use crate::plan::{Cost, Line, Quality, Share, Tail, default_key};
@@ -61,6 +62,8 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args, global: &Global, console: &mut Console<'_>) -> Result<(), Failure> {
+    check_step(args.global_batch_size, args.world_size)?;
+    check_plan(args.lanes, args.chunk, args.pool)?;
     let version = match args.topic.contains('@') {
         true => Some(Catalogue::open(global.root())?.resolve(&args.topic)?),
         false => None,
@@ -107,11 +110,11 @@ pub(super) fn run(args: &Args, global: &Global, console: &mut Console<'_>) -> Re
 
 fn compute(args: &Args, total: u64, row_bytes: u64) -> Result<(Line, Cost, Option<Quality>)> {
     let (batch, world) = (args.global_batch_size, args.world_size);
-    if world > 0 && !batch.is_multiple_of(world) {
+    if args.drop_last && total < u64::from(batch) {
         return Err(Error::invalid(format!(
-            "the global batch does not divide by the number of ranks: batch={batch} world={world}"
+            "the batch is larger than the topic, and --drop-last leaves out what does not fill one: global_batch_size={batch} samples={total}"
         ))
-        .with_hint(format!("--global-batch-size {}", u64::from(batch).next_multiple_of(u64::from(world)))));
+        .with_hint(format!("use a batch of at most {total}, or leave out --drop-last")));
     }
     let mut key = default_key(row_bytes, total, args.world_size, !args.no_shuffle, args.seed);
     key.lanes = args.lanes.unwrap_or(key.lanes);
@@ -151,19 +154,21 @@ fn print(
     if cost.padded > 0 {
         end.push(format!("{} repeated in the last one", text::counted(cost.padded, "row")));
     }
+    // Of a topic with fewer samples than a batch, the one step is as short as its last.
+    let small = cost.samples < u64::from(args.global_batch_size);
+    let (step, rank_rows) = match small {
+        true => (cost.samples, cost.samples.div_ceil(u64::from(args.world_size))),
+        false => (u64::from(args.global_batch_size), u64::from(cost.rows)),
+    };
+    if small {
+        end.push(format!("the topic has fewer samples than a batch of {}", text::count(args.global_batch_size.into())));
+    }
     let end = if end.is_empty() { String::new() } else { format!(" ({})", end.join(", ")) };
-    let per_rank = text::counted(u64::from(cost.rows), "row");
+    let per_rank = text::counted(rank_rows, "row");
     let mut table = vec![
         vec!["topic".into(), format!("{name}, {} of {row_bytes} bytes", text::counted(cost.samples, "sample"))],
         vec!["order".into(), order],
-        vec![
-            "steps".into(),
-            format!(
-                "{} of {}, {per_rank} a rank{end}",
-                text::count(cost.steps),
-                text::count(u64::from(args.global_batch_size))
-            ),
-        ],
+        vec!["steps".into(), format!("{} of {}, {per_rank} a rank{end}", text::count(cost.steps), text::count(step))],
         vec![
             "rank memory".into(),
             format!(

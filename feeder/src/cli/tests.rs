@@ -175,6 +175,19 @@ fn an_ingest_is_stored_once() {
 }
 
 #[test]
+fn two_files_that_count_as_one_are_warned_of_even_when_quiet() {
+    let place = Place::new();
+    for folder in ["a", "b"] {
+        std::fs::create_dir(place.dir.path().join(folder)).unwrap();
+        place.file(&format!("{folder}/d.npz"), &pairs(0, 3));
+    }
+    let pattern = place.dir.path().join("*/d.npz").display().to_string();
+    let said = place.run(&["ingest", &pattern, "--topic", "t", "--quiet"]);
+    assert!(said.code == 0 && said.err.starts_with("warning: two files of the same name and content"), "{said:?}");
+    assert!(said.out.contains("3 rows added"), "{said:?}");
+}
+
+#[test]
 fn topics_are_listed_and_shown() {
     let place = Place::new();
     place.bad(&["topic", "ls"], 3, &["no topics are kept here", "try:"]);
@@ -430,7 +443,18 @@ fn plans_are_shown() {
         assert_eq!(plan[key], value, "{key} of {plan}");
     }
     assert_eq!((&plan["key"]["shuffle"], &plan["quality"]), (&false.into(), &Value::Null));
-    place.bad(&[&args[..], &["3"]].concat(), 2, &["does not divide", "try: --global-batch-size 66"]);
+    place.bad(&[&args[..], &["3"]].concat(), 2, &["does not divide", "try: use a multiple of 3, such as 63 or 66"]);
+    place.bad(&[&args[..], &["0"]].concat(), 2, &["world_size is 1 to", "world_size=0"]);
+    // Of a topic smaller than a batch, what a loader gives.
+    for (more, words) in [
+        (&[][..], "1 of 10,000, 10,000 rows a rank (the topic has fewer samples than a batch of 20,000)"),
+        (&["-W", "4"], "1 of 10,000, 2,500 rows a rank (the topic has fewer"),
+    ] {
+        let shown = place.good(&[&["plan", "t", "-B", "20000"], more].concat());
+        assert!(shown.contains(words), "no {words:?} in {shown}");
+    }
+    place.bad(&["plan", "t", "-B", "20000", "--drop-last"], 2, &["larger than the topic", "at most 10000"]);
+    place.bad(&["plan", "t", "-B", "0"], 2, &["a global batch has 1 to", "global_batch_size=0"]);
 }
 
 /// An npz with `id` as 64 or 32 bits, `pair`, and `label` if there is one.

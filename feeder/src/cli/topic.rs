@@ -138,6 +138,7 @@ fn create(
     global: &Global,
     console: &mut Console<'_>,
 ) -> Result<(), Failure> {
+    options.check()?;
     let topic = Root::create(global.root())?.create_topic(name, schema, options)?;
     match console.json {
         true => console.object(&describe(&topic, &topic.view()?)),
@@ -327,7 +328,10 @@ fn verify(topic: &Topic, console: &mut Console<'_>) -> Result<(), Failure> {
     match report.is_good() {
         true => Ok(()),
         false => Err(Error::corrupt(format!("the topic is damaged: topic={} rows={lost}", topic.name()))
-            .with_hint("keep the files for a look; remove the topic and ingest it again, or restore the segment files")
+            .with_hint(match lost {
+                0 => "all rows can still be read; restore the segment files from a copy, or ingest again into a new topic",
+                _ => "keep the files for a look; remove the topic and ingest it again, or restore the segment files",
+            })
             .into()),
     }
 }

@@ -8,11 +8,12 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use super::assemble::{BadSample, BlockSpan};
+use super::bad::{BadSample, bad_rows};
+use super::blocks::BlockSpan;
 use super::evolve::Stored;
 use super::feed::Failure;
 use super::layout::SlotLayout;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::log::{PIECE_BYTES, column_at, crc32c};
 use crate::plan::Run;
 use crate::reader::{ReadFile, Region};
@@ -49,8 +50,12 @@ pub(super) fn fill(
     let mut held: Option<Piece> = None;
     for apart in list {
         for span in &spans[apart.spans.clone()] {
-            if let Err(error) = fill_span(apart, span, slot_of(span), (layout, slab), &mut held, bad) {
-                failed.push((span.index..span.index + u64::from(span.count), Failure::of(&error)));
+            let samples = span.index..span.index + u64::from(span.count);
+            match fill_span(apart, span, slot_of(span), (layout, slab), &mut held, bad) {
+                Ok(()) => {}
+                // The header of the block: see where rows are checked that had room.
+                Err(error) if error.kind() == ErrorKind::Corrupt => bad_rows(span, samples, &error.report(), bad),
+                Err(error) => failed.push((samples, Failure::of(&error))),
             }
         }
     }

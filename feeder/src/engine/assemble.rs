@@ -13,16 +13,17 @@ use std::sync::Arc;
 
 use super::Dataset;
 use super::apart::{self, Apart};
+use super::bad::{BadSample, bad_rows};
+use super::blocks::{BlockSpan, Blocks, Located};
 use super::evolve::{self, DefaultRows, Widener};
 use super::feed::{Failure, Feed, Taken};
 use super::layout::SlotLayout;
 use super::reads::{Reads, token};
 use super::scatters::{CopyOut, Scatters};
-use crate::error::{Error, Result};
-use crate::log::{BlockRef, BlockSums, PAGE_BYTES, PIECE_BYTES, SegmentView, column_at, crc32c};
+use crate::error::{Error, ErrorKind, Result};
+use crate::log::{BlockRef, BlockSums, PAGE_BYTES, PIECE_BYTES, column_at, crc32c};
 use crate::plan::Run;
 use crate::reader::{Part, Read, ReadError, ReadFile, Region, fence};
-use crate::versions::Upgrade;
 
 /// Gaps up to this size are read over, into the junk buffer.
 pub(super) const JUNK_BYTES: usize = 16 << 10;
@@ -35,9 +36,6 @@ const STREAMING_BYTES: usize = 256;
 
 /// Border in the scratch, which words want; with thousands of small blocks in a unit, room comes first.
 const SCRATCH_ALIGN_BYTES: usize = 64;
-
-/// Files that a thread keeps at hand, beyond those that the dataset holds open.
-const FILES_KEPT: usize = 16;
 
 /// Indices of the regions given to the block reader.
 pub(super) const SLAB: u32 = 0;
@@ -63,6 +61,8 @@ pub(super) struct Job {
     /// Rows of columns that their block does not have.
     defaults: Vec<DefaultRows>,
     checks: Vec<Check>,
+    /// Rows of a unit to be checked that no block holds any more, with the reason: bad ones, of which nothing is read.
+    lost: Vec<(Run, String)>,
     /// Checked rows that the scratch has no room for.
     apart: Vec<Apart>,
     failed: Vec<(Range<u64>, Failure)>,
@@ -89,55 +89,14 @@ struct Check {
     samples: Range<u64>,
 }
 
-/// A block as far as one extent reaches: samples `first..end` of the line are its rows from `first_row` on.
-#[derive(Clone)]
-pub(super) struct BlockSpan {
-    pub(super) segment: Arc<SegmentView>,
-    pub(super) file: Arc<ReadFile>,
-    pub(super) block: BlockRef,
-    first: u64,
-    end: u64,
-    first_row: u64,
-    /// How its rows become those of the dataset; `None` where they are those.
-    upgrade: Option<Arc<Upgrade>>,
-}
-
-impl BlockSpan {
-    /// Whether both are parts of one block.
-    fn is_beside(&self, other: &Self) -> bool {
-        self.block == other.block && Arc::ptr_eq(&self.file, &other.file)
-    }
-
-    pub(super) fn row_of(&self, index: u64) -> u64 {
-        self.first_row + (index - self.first)
-    }
-}
-
-/// A segment with its open file, and how its rows become those of the schema read under.
-#[derive(Clone)]
-struct Kept {
-    segment: Arc<SegmentView>,
-    file: Arc<ReadFile>,
-    upgrade: Option<Arc<Upgrade>>,
-}
-
-/// A sample whose bytes are not what was written, with the reason.
-pub(super) struct BadSample {
-    pub(super) index: u64,
-    pub(super) span: Run,
-    pub(super) error: Error,
-}
-
 /// See the module. One per reader thread.
 pub(super) struct Assembler {
-    dataset: Arc<Dataset>,
+    blocks: Blocks,
     layout: Arc<SlotLayout>,
     slab: Region,
     scratch: Region,
     scratch_bytes: usize,
     block: Option<BlockSpan>,
-    /// Segments used before, by a number made of where their views lie.
-    kept: [Option<Kept>; FILES_KEPT],
     /// The parts of one block whose reads are still to be made, each with its first span.
     group: Vec<(usize, BlockSpan)>,
     /// Part lists that came back with their reads.
@@ -166,13 +125,12 @@ impl Assembler {
         scratch_bytes: usize,
     ) -> Self {
         Self {
-            dataset,
+            blocks: Blocks::new(dataset),
             layout,
             slab,
             scratch,
             scratch_bytes,
             block: None,
-            kept: Default::default(),
             group: Vec::new(),
             spare: Vec::new(),
             read_end: 0,
@@ -198,6 +156,7 @@ impl Assembler {
         job.copies.clear();
         job.defaults.clear();
         job.checks.clear();
+        job.lost.clear();
         job.apart.clear();
         job.failed.clear();
         job.copied_bytes = 0;
@@ -210,7 +169,15 @@ impl Assembler {
                 if !inside || self.group.is_empty() {
                     let block = match self.block.take().filter(|_| inside) {
                         Some(block) => block,
-                        None => self.locate(run.index)?,
+                        None => match self.blocks.locate(run.index)? {
+                            Located::Block(block) => block,
+                            Located::Lost { error, .. } if !job.check => return Err(error),
+                            Located::Lost { end, error } => {
+                                self.make_reads(job, number, out);
+                                lose(job, &mut run, end, &error);
+                                continue;
+                            }
+                        },
                     };
                     if !self.group.last().is_none_or(|(_, last)| last.is_beside(&block)) {
                         self.make_reads(job, number, out);
@@ -242,26 +209,6 @@ impl Assembler {
         let mut parts = self.spare.pop().unwrap_or_default();
         parts.push(Part { region: JUNK, at: 0, bytes: PAGE_BYTES as u32 });
         out.push(Read { file: block.file.clone(), offset: block.block.header, parts, token: token(number, 0) });
-    }
-
-    fn locate(&mut self, index: u64) -> Result<BlockSpan> {
-        let (partition, segment, offset, count) = self.dataset.segment(index, u64::MAX)?;
-        let block = segment.block_of(offset)?;
-        let first_row = offset - block.base;
-        let end = index + count.min(u64::from(block.rows) - first_row);
-        let Kept { file, upgrade, .. } = self.kept(partition, &segment)?.clone();
-        Ok(BlockSpan { segment, file, block, first: index, end, first_row, upgrade })
-    }
-
-    /// What reading a segment needs; of those used last without a lock.
-    fn kept(&mut self, partition: u32, segment: &Arc<SegmentView>) -> Result<&Kept> {
-        let place = &mut self.kept[(Arc::as_ptr(segment).addr() / size_of::<SegmentView>()) % FILES_KEPT];
-        if !place.as_ref().is_some_and(|kept| Arc::ptr_eq(&kept.segment, segment)) {
-            let (file, upgrade) = (self.dataset.file(partition, segment)?, self.dataset.upgrade(segment)?);
-            *place = None;
-            return Ok(place.insert(Kept { segment: segment.clone(), file, upgrade }));
-        }
-        Ok(place.as_mut().expect("just looked at"))
     }
 
     /// The reads of the spans of `self.group`, which lie in one block: column after column, so that offsets grow.
@@ -401,6 +348,9 @@ impl Assembler {
             let slot_of = |span: &Run| taken.slots[(span.step - taken.unit.first_step) as usize] as usize * slot_bytes;
             apart::fill(apart, spans, &slot_of, (&self.layout, &self.slab), bad, failed);
         }
+        for (span, why) in job.lost.drain(..) {
+            bad_rows(&span, span.index..span.index + u64::from(span.count), &why, bad);
+        }
     }
 
     fn check(&mut self, job: &mut Job, at: usize, bad: &mut Vec<BadSample>) {
@@ -411,6 +361,11 @@ impl Assembler {
             .filter(|(file, block, _)| *block == check.block.block && Arc::ptr_eq(file, &check.block.file));
         let sums = match known.map_or_else(|| check.block.segment.sums(&check.block.block), |(_, _, sums)| Ok(sums)) {
             Ok(sums) => sums,
+            // Without its header nothing can be said of a block's rows: all are as bad as those with a wrong checksum.
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                let why = error.report();
+                return job.spans.iter().for_each(|span| bad_rows(span, check.samples.clone(), &why, bad));
+            }
             Err(error) => return job.failed.push((check.samples.clone(), Failure::of(&error))),
         };
         let (schema, row_bytes) = (check.block.segment.schema(), check.row_bytes as u64);
@@ -479,6 +434,16 @@ impl Assembler {
         job.failed.push((unit.from..unit.from + u64::from(unit.count), Failure::of(error)));
         Self::count(job, feed);
     }
+}
+
+/// Takes the samples before `end` out of `run`, as bad ones.
+fn lose(job: &mut Job, run: &mut Run, end: u64, error: &Error) {
+    let span = Run { count: u64::from(run.count).min(end - run.index) as u32, ..*run };
+    job.lost.push((span, error.report()));
+    job.spans.push(span);
+    run.index += u64::from(span.count);
+    run.row += span.count;
+    run.count -= span.count;
 }
 
 /// The `seq` of the step that a run belongs to.

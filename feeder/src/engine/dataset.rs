@@ -9,7 +9,7 @@
 //! is resumed, that of a dataset version, so that a topic which has grown in between changes no tensor's type. Records
 //! stored under another version are upgraded as they are read.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -22,7 +22,7 @@ use super::evolve;
 use super::layout::SlotLayout;
 use crate::catalogue::{self, Catalogue, Lines};
 use crate::error::{Error, ErrorKind, Result};
-use crate::log::{Guard, PIECE_BYTES, Root, SegmentView, Topic, TopicView, block_rows, column_at, crc32c};
+use crate::log::{Found, Guard, PIECE_BYTES, Root, SegmentView, Topic, TopicView, block_rows, column_at, crc32c};
 use crate::reader::ReadFile;
 use crate::schema::{Column, Schema};
 use crate::versions::{SchemaVersion, Upgrade};
@@ -46,6 +46,22 @@ pub struct Dataset {
     /// Keeps retention away; `None` where the topic's folder cannot be written, and once the job is over.
     guard: Option<Guard>,
     files: Mutex<Files>,
+    notices: Mutex<Notices>,
+}
+
+/// What users should know of the records, each thing once.
+#[derive(Default)]
+struct Notices {
+    told: HashSet<String>,
+    new: Vec<String>,
+}
+
+impl Notices {
+    fn tell(&mut self, text: &str) {
+        if self.told.insert(text.to_owned()) {
+            self.new.push(text.to_owned());
+        }
+    }
 }
 
 /// Open segment files by (partition, base), the least recently opened one closed first.
@@ -53,6 +69,30 @@ pub struct Dataset {
 struct Files {
     open: HashMap<(u32, u64), (u64, Arc<ReadFile>)>,
     tick: u64,
+}
+
+impl Files {
+    fn find(&mut self, key: (u32, u64)) -> Option<Arc<ReadFile>> {
+        self.tick += 1;
+        let tick = self.tick;
+        self.open.get_mut(&key).map(|(used, file)| {
+            *used = tick;
+            file.clone()
+        })
+    }
+
+    /// Keeps a file that was opened; gives the one that another thread opened meanwhile, if there is one.
+    fn keep(&mut self, key: (u32, u64), file: Arc<ReadFile>) -> Arc<ReadFile> {
+        if let Some(file) = self.find(key) {
+            return file;
+        }
+        if self.open.len() >= OPEN_FILES_MAX {
+            let oldest = self.open.iter().min_by_key(|(_, (used, _))| *used).map(|(key, _)| *key);
+            oldest.and_then(|key| self.open.remove(&key));
+        }
+        self.open.insert(key, (self.tick, file.clone()));
+        file
+    }
 }
 
 impl Dataset {
@@ -74,11 +114,11 @@ impl Dataset {
         let view = topic.view()?;
         let Lines { window, lowest } = catalogue.lines(version, &view)?;
         let under = catalogue::schema_of(version, &view)?;
-        let guard = guard(&topic, &lowest)?;
+        let (guard, notices) = guard(&topic, &lowest)?;
         let line = WindowList::new(&[window]);
         let (windows, pinned) = (Vec::new(), Some(catalogue::pinned_ref(version)));
-        let (upgrades, files) = (Mutex::default(), Mutex::default());
-        Ok(Self { root, topic, view, windows, pinned, line, under, upgrades, guard, files })
+        let (upgrades, files, notices) = (Mutex::default(), Mutex::default(), Mutex::new(notices));
+        Ok(Self { root, topic, view, windows, pinned, line, under, upgrades, guard, files, notices })
     }
 
     /// All records now in the topic `name` under `root`.
@@ -130,15 +170,21 @@ impl Dataset {
                 *lowest = extent.from.min(*lowest);
             }
         }
-        let guard = guard(&topic, &lowest)?;
-        let (upgrades, files) = (Mutex::default(), Mutex::default());
-        Ok(Self { root, topic, view, windows, pinned: None, line, under, upgrades, guard, files })
+        let (guard, notices) = guard(&topic, &lowest)?;
+        let (upgrades, files, notices) = (Mutex::default(), Mutex::default(), Mutex::new(notices));
+        Ok(Self { root, topic, view, windows, pinned: None, line, under, upgrades, guard, files, notices })
     }
 
     /// Lets go of what is guarded and of all files: nothing more will be read.
     pub(super) fn release(&mut self) {
         self.guard = None;
         self.files = Mutex::default();
+    }
+
+    /// Lines that the user should read once: what of the topic is damaged though it can be read, that it is not guarded.
+    /// Taken, not kept.
+    pub(super) fn take_notices(&self) -> Vec<String> {
+        std::mem::take(&mut self.notices.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).new)
     }
 
     /// The topic's name.
@@ -245,25 +291,22 @@ impl Dataset {
 
     /// The open file of a segment.
     pub(super) fn file(&self, partition: u32, segment: &SegmentView) -> Result<Arc<ReadFile>> {
-        let mut files = self.files.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        files.tick += 1;
-        let tick = files.tick;
-        if let Some((used, file)) = files.open.get_mut(&(partition, segment.base)) {
-            *used = tick;
-            return Ok(file.clone());
+        let key = (partition, segment.base);
+        let files = || self.files.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(file) = files().find(key) {
+            return Ok(file);
         }
-        if files.open.len() >= OPEN_FILES_MAX {
-            let oldest = files.open.iter().min_by_key(|(_, (used, _))| *used).map(|(key, _)| *key);
-            oldest.and_then(|key| files.open.remove(&key));
-        }
+        // Not under the lock: a file system that hangs would hold up all who read other files.
         let file = segment.file()?;
         segment.check_owner(&file)?;
         let file = Arc::try_unwrap(file).or_else(|shared| shared.try_clone());
         let file =
             file.map_err(|error| Error::io(format!("cannot open segment: path={}", segment.path.display()), error))?;
         let file = Arc::new(ReadFile::from_file(file, &segment.path));
-        files.open.insert((partition, segment.base), (tick, file.clone()));
-        Ok(file)
+        if let Some(damage) = segment.footer_damage()? {
+            self.notices.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).tell(damage);
+        }
+        Ok(files().keep(key, file))
     }
 
     /// Sample `index` of the line: the columns named, or all, each with its bytes, compared with their checksums.
@@ -280,9 +323,18 @@ impl Dataset {
     pub(super) fn read_sample(&self, index: u64, layout: &SlotLayout) -> Result<Sample> {
         let (partition, segment, offset, count) = self.segment(index, u64::MAX)?;
         let file = self.file(partition, &segment)?;
-        let block = segment.block_of(offset)?;
+        let block = match segment.find(offset)? {
+            Found::Block(block) => block,
+            Found::Lost { end, error } => return Ok(Sample::Bad { error, rows: count.min(end - offset) }),
+        };
         let row = (offset - block.base) as usize;
-        let sums = segment.sums(&block)?;
+        let sums = match segment.sums(&block) {
+            Ok(sums) => sums,
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                return Ok(Sample::Bad { error, rows: count.min(block.end() - offset) });
+            }
+            Err(error) => return Err(error),
+        };
         let mut columns = Vec::with_capacity(layout.columns.len());
         let upgrade = self.upgrade(&segment)?;
         for placed in &layout.columns {
@@ -330,10 +382,16 @@ impl Dataset {
 
 /// Holds a topic's records from these offsets on. Whoever may only read the topic cannot hold it; a read of a removed
 /// segment is then an error.
-fn guard(topic: &Topic, lowest: &[u64]) -> Result<Option<Guard>> {
+fn guard(topic: &Topic, lowest: &[u64]) -> Result<(Option<Guard>, Notices)> {
+    let mut notices = Notices::default();
     match topic.guard(lowest) {
-        Ok(guard) => Ok(Some(guard)),
-        Err(error) if error.kind() == ErrorKind::Permission => Ok(None),
+        Ok(guard) => Ok((Some(guard), notices)),
+        Err(error) if error.kind() == ErrorKind::Permission => {
+            notices.tell(&format!(
+                "the topic's folder cannot be written, so nothing keeps its records from being deleted while they are read: {error}"
+            ));
+            Ok((None, notices))
+        }
         Err(error) => Err(error),
     }
 }

@@ -9,8 +9,11 @@
 //! - An epoch has ended when its last batch is handed out, whether or not the end was asked for: a run that goes on and
 //!   one that resumes from the state then do the same.
 //! - [`Loader::load`] then [`Loader::state`] gives the state loaded.
+//! - An iteration of which no batch was handed out is none: `begin` once more starts where it did, also at a loaded cursor.
 //!
 //! The engine (threads, slab) starts at the first `begin` and is sought, not restarted, while the plan stays the same.
+
+mod progress;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -151,10 +154,6 @@ impl Loader {
         self.steps_in(self.samples().saturating_sub(n))
     }
 
-    fn has_ended(&self) -> bool {
-        self.steps_from(self.cursor.n) == 0
-    }
-
     /// Steps of a whole epoch, the same on every rank.
     pub fn steps(&self) -> u64 {
         self.steps_from(0)
@@ -183,41 +182,6 @@ impl Loader {
     /// How far the trainer has come.
     pub fn cursor(&self) -> Cursor {
         self.cursor
-    }
-
-    /// The state at the cursor, or after `consumed` batches of this iteration.
-    pub fn state(&self, consumed: Option<u64>) -> Result<State> {
-        let cursor = match consumed {
-            None => self.cursor,
-            Some(batches) => {
-                let n = batches.checked_mul(u64::from(self.settings.global_batch));
-                let n = n.and_then(|n| n.checked_add(self.begun.n)).map(|n| n.min(self.samples()));
-                match n {
-                    Some(n) if n <= self.cursor.n && self.begun.epoch == self.cursor.epoch => {
-                        Cursor { epoch: self.begun.epoch, n }
-                    }
-                    _ => {
-                        return Err(Error::invalid(format!(
-                            "consumed counts batches that this iteration has handed out: consumed={batches} handed_out={}",
-                            (self.cursor.n - self.begun.n.min(self.cursor.n))
-                                .div_ceil(u64::from(self.settings.global_batch))
-                        )));
-                    }
-                }
-            }
-        };
-        let (topic, key) = (self.dataset.name().clone(), self.key.clone());
-        Ok(match self.dataset.pinned() {
-            Some(pinned) => State::pinned(topic, pinned.clone(), key, cursor),
-            None => State::new(topic, self.dataset.windows().to_vec(), key, cursor)
-                .under_schema(self.dataset.schema_number()),
-        })
-    }
-
-    /// Sets the cursor back to after `consumed` batches of this iteration, as if the others had never been taken.
-    pub fn give_back(&mut self, consumed: u64) -> Result<()> {
-        self.cursor = self.state(Some(consumed))?.cursor;
-        Ok(())
     }
 
     /// Takes a state: the next `begin` goes on there. Refused, with nothing changed, if it cannot be honoured.
@@ -304,6 +268,8 @@ impl Loader {
         let cursor = match self.phase {
             Phase::Fresh { named: false } | Phase::Running if self.has_ended() => Cursor { epoch: epoch + 1, n: 0 },
             Phase::Fresh { .. } => Cursor { epoch, n },
+            // Nobody drew from that iteration: it was none.
+            Phase::Running if self.is_untouched() => Cursor { epoch, n },
             Phase::Running => Cursor { epoch, n: 0 },
         };
         if self.steps_from(cursor.n) > 0 {
@@ -440,9 +406,10 @@ impl Loader {
         Stats { bad_records: self.bad_records.len() as u64, ..stats }
     }
 
-    /// Lines that the user should read once: how files are read, that batches overflow. Taken, not kept.
+    /// Lines that the user should read once: how files are read, overflow, a missing guard, damage. Taken, not kept.
     pub fn take_notices(&mut self) -> Vec<String> {
         let mut notices = std::mem::take(&mut self.notices);
+        notices.extend(self.dataset.take_notices());
         notices.extend(self.runner.iter().flat_map(Runner::notices));
         notices
     }

@@ -30,6 +30,8 @@ mod feed;
 
 mod apart;
 mod assemble;
+mod bad;
+mod blocks;
 mod reads;
 
 mod pump;

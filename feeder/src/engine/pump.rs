@@ -12,7 +12,8 @@ use std::time::Duration;
 use slab::{FreeWaiter, Level};
 
 use super::Dataset;
-use super::assemble::{Assembler, BadSample, JUNK_BYTES, Job, place_of, seq_of};
+use super::assemble::{Assembler, JUNK_BYTES, Job, place_of, seq_of};
+use super::bad::BadSample;
 use super::dataset::Sample;
 use super::feed::{Failure, Feed, Incident, Take};
 use super::layout::SlotLayout;
@@ -220,10 +221,19 @@ impl<'a> Pump<'a> {
             self.units += 1;
             self.tally.units += 1;
             self.tally.checked_units += u64::from(job.check);
-            if let Err(error) = self.assembler.build(job, number, &mut self.reads) {
-                self.reads.clear();
-                Assembler::give_up(job, &error, feed);
-                feed.done(std::iter::once(&job.taken));
+            let built = self.assembler.build(job, number, &mut self.reads);
+            if built.is_err() || job.reads_left == 0 {
+                match built {
+                    Err(error) => {
+                        self.reads.clear();
+                        Assembler::give_up(job, &error, feed);
+                    }
+                    // Nothing of it is on disk any more.
+                    Ok(()) => finish(self.shared, &mut self.assembler, job),
+                }
+                if feed.done(std::iter::once(&job.taken)) {
+                    self.shared.waiter.wake();
+                }
                 continue;
             }
             self.idle.pop();

@@ -20,7 +20,7 @@ use super::layout::SlotLayout;
 use super::pump::{Counts, Shared, run};
 use super::settings::Settings;
 use super::stats::Stats;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, MORE_DESCRIPTORS, Result, out_of_descriptors};
 use crate::plan::{Schedule, Share};
 use crate::reader::Region;
 
@@ -290,6 +290,11 @@ fn level(slots: u32, open_steps: u64) -> Level {
 }
 
 fn no_slab(error: SlabError) -> Error {
+    if let SlabError::Os { source, .. } = &error
+        && out_of_descriptors(source)
+    {
+        return Error::new(ErrorKind::Io, error.to_string()).with_hint(MORE_DESCRIPTORS).with_source(error);
+    }
     Error::new(ErrorKind::NoSpace, error.to_string())
         .with_hint("lower the batch, chunk, pool or read_ahead_steps, or give this process more memory")
         .with_source(error)
@@ -304,4 +309,26 @@ fn memory_available_bytes() -> u64 {
     let group = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
     let group = group.and_then(|text| text.trim().parse::<u64>().ok());
     machine.unwrap_or(u64::MAX).min(group.unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::errno::Errno;
+
+    use super::*;
+
+    #[test]
+    fn what_a_slab_lacks_is_named() {
+        let error = |errno: Errno| no_slab(SlabError::Os { call: "memfd_create", bytes: 4096, source: errno.into() });
+        for errno in [Errno::EMFILE, Errno::ENFILE] {
+            let error = error(errno);
+            assert_eq!(error.kind(), ErrorKind::Io);
+            assert!(
+                error.hint().unwrap().contains("open files") && error.report().contains("memfd_create"),
+                "{error:?}"
+            );
+        }
+        assert_eq!(error(Errno::ENOMEM).kind(), ErrorKind::NoSpace);
+        assert!(error(Errno::ENOMEM).hint().unwrap().contains("more memory"));
+    }
 }

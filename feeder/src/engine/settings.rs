@@ -47,7 +47,8 @@ impl Checksum {
     }
 }
 
-/// What happens to a record whose bytes do not match their checksum.
+/// What happens to a record whose bytes do not match their checksum, or cannot be compared with it or found any more because
+/// the header of its block is damaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnBadRecord {
     /// The step that needs it fails.
@@ -93,12 +94,34 @@ pub fn parse_reader(name: &str) -> Result<ReaderKind> {
 }
 
 /// Refuses numbers of a plan, a caller's or a state's, that nobody means.
-pub(super) fn check_plan(lanes: Option<u32>, chunk: Option<u32>, pool: Option<u32>) -> Result<()> {
+pub(crate) fn check_plan(lanes: Option<u32>, chunk: Option<u32>, pool: Option<u32>) -> Result<()> {
     let tops = [("lanes", lanes, LANES_MAX), ("chunk", chunk, CHUNK_MAX), ("pool", pool, POOL_MAX)];
     for (name, value, top) in tops {
         if let Some(value) = value.filter(|value| !(1..=top).contains(value)) {
             return Err(Error::invalid(format!("{name} is 1 to {top}: {name}={value}")));
         }
+    }
+    Ok(())
+}
+
+/// Refuses steps that cannot be cut into equal parts for all ranks.
+pub(crate) fn check_step(global_batch: u32, world: u32) -> Result<()> {
+    if !(1..=WORLD_MAX).contains(&world) {
+        return Err(Error::invalid(format!("world_size is 1 to {WORLD_MAX}: world_size={world}")));
+    }
+    if !(1..=BATCH_MAX).contains(&global_batch) {
+        return Err(Error::invalid(format!(
+            "a global batch has 1 to {BATCH_MAX} samples: global_batch_size={global_batch}"
+        )));
+    }
+    if !global_batch.is_multiple_of(world) {
+        let below = global_batch / world * world;
+        let (near, above) = (if below == 0 { world } else { below }, below + world);
+        let or = if near == above { String::new() } else { format!(" or {above}") };
+        return Err(Error::invalid(format!(
+            "the global batch does not divide by the ranks: global_batch_size={global_batch} world_size={world}"
+        ))
+        .with_hint(format!("use a multiple of {world}, such as {near}{or}")));
     }
     Ok(())
 }
@@ -183,27 +206,15 @@ impl Settings {
     /// Refuses settings that cannot be honoured whatever the topic holds.
     pub fn check(&self) -> Result<()> {
         let Self { global_batch, rank, world, .. } = *self;
-        if world == 0 || world > WORLD_MAX || rank >= world {
-            return Err(Error::invalid(format!(
-                "rank is 0 to world_size-1, world_size 1 to {WORLD_MAX}: rank={rank} world_size={world}"
-            )));
-        }
-        if global_batch == 0 || global_batch > BATCH_MAX {
-            return Err(Error::invalid(format!(
-                "a global batch has 1 to {BATCH_MAX} samples: global_batch_size={global_batch}"
-            )));
-        }
-        if global_batch % world != 0 {
-            let below = global_batch / world * world;
-            let near = if below == 0 { world } else { below };
-            return Err(Error::invalid(format!(
-                "the global batch does not divide by the ranks: global_batch_size={global_batch} world_size={world}"
-            ))
-            .with_hint(format!("use a multiple of {world}, such as {near} or {}", below + world)));
+        check_step(global_batch, world)?;
+        if rank >= world {
+            return Err(Error::invalid(format!("rank is 0 to world_size-1: rank={rank} world_size={world}")));
         }
         check_plan(self.lanes, self.chunk, self.pool)?;
-        if self.reader_threads.is_some_and(|threads| threads == 0 || threads > READER_THREADS_MAX) {
-            return Err(Error::invalid(format!("reader_threads is 1 to {READER_THREADS_MAX}")));
+        if let Some(threads) = self.reader_threads.filter(|threads| !(1..=READER_THREADS_MAX).contains(threads)) {
+            return Err(Error::invalid(format!(
+                "reader_threads is 1 to {READER_THREADS_MAX}: reader_threads={threads}"
+            )));
         }
         if self.depth == 0 || self.depth > DEPTH_MAX {
             return Err(Error::invalid(format!("depth is 1 to {DEPTH_MAX}: depth={}", self.depth)));
@@ -252,9 +263,12 @@ mod tests {
     #[test]
     fn impossible_settings_are_refused_with_their_values() {
         assert!(refused(|s| s.rank = 1).contains("rank=1 world_size=1"));
+        assert!(refused(|s| s.world = 0).contains("world_size is 1 to 1048576: world_size=0"));
         assert!(refused(|s| s.global_batch = 0).contains("global_batch_size=0"));
         assert!(refused(|s| (s.global_batch, s.world) = (10, 4)).contains("does not divide"));
         assert!(refused(|s| s.lanes = Some(0)).contains("lanes=0"));
+        assert!(refused(|s| s.reader_threads = Some(17)).contains("1 to 16: reader_threads=17"));
+        assert!(refused(|s| s.depth = 0).contains("1 to 256: depth=0"));
         assert!(refused(|s| s.on_bad_record = OnBadRecord::Mask).contains("checksum='always'"));
         assert!(Checksum::parse("sometimes").unwrap_err().to_string().contains("always, sampled, off"));
         Settings::default().check().unwrap();

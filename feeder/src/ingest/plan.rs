@@ -150,7 +150,9 @@ fn identify_all(paths: &[PathBuf], opened: &[Opened], progress: &mut dyn Progres
         match known.insert(source, path) {
             Some(same) => {
                 let (path, same) = (path.display(), same.display());
-                notes.push(format!("two files of the same name and content, taken once: path={path} same={same}"));
+                notes.push(format!(
+                    "two files of the same name and content, taken once (rename one to have both): path={path} same={same}"
+                ));
             }
             None => files.push(PlannedFile {
                 path: path.clone(),
@@ -164,7 +166,7 @@ fn identify_all(paths: &[PathBuf], opened: &[Opened], progress: &mut dyn Progres
         }
     }
     progress.report(Event::End);
-    notes.iter().for_each(|note| progress.report(Event::Note(note)));
+    notes.iter().for_each(|note| progress.report(Event::Warning(note)));
     Ok(files)
 }
 

@@ -29,6 +29,8 @@ impl Stage {
 pub enum Event<'a> {
     /// Something to know that is no error.
     Note(&'a str),
+    /// Something that may not be what was meant; to be shown whatever is asked for.
+    Warning(&'a str),
     /// All files are opened, their schema is agreed; nothing is written yet.
     Planned(&'a Plan),
     /// A stage begins.

@@ -86,6 +86,20 @@ impl<'a> Runner<'a> {
 
     /// Runs. The plan that was carried out comes back with the summary.
     pub fn run(mut self) -> Result<(Plan, Summary)> {
+        self.topic_options().check()?;
+        if let Some(done) = self.carry_out()? {
+            return Ok(done);
+        }
+        let text = format!("another ingest made the topic meanwhile, going on with it: topic={}", self.request.topic);
+        self.progress.report(Event::Note(&text));
+        self.carry_out()?.ok_or_else(|| {
+            let text = format!("the topic comes and goes: topic={}", self.request.topic);
+            Error::new(ErrorKind::Busy, text).with_hint("try again when nobody else makes or removes it")
+        })
+    }
+
+    /// All of it, from the topic as it is now. `None`: there was none, and then somebody else made it.
+    fn carry_out(&mut self) -> Result<Option<(Plan, Summary)>> {
         let topic = self.existing_topic()?;
         let given = given_for(self.request, topic.as_ref())?;
         let plan = Plan::new(&self.request.sources, &given, self.progress)?;
@@ -101,11 +115,14 @@ impl<'a> Runner<'a> {
         }
         self.check_room(&plan, &todo)?;
         if self.request.dry_run {
-            summary.partitions = topic.map_or(self.request.partitions.unwrap_or(1), |topic| topic.partitions());
-            return Ok((plan, summary));
+            summary.partitions = topic.map_or(self.topic_options().partitions, |topic| topic.partitions());
+            return Ok(Some((plan, summary)));
         }
         if topic.is_none() {
-            let topic = self.make_topic(plan.schema())?;
+            let topic = match self.make_topic(plan.schema()) {
+                Err(error) if error.kind() == ErrorKind::Exists => return Ok(None),
+                topic => topic?,
+            };
             writers = self.writers(&topic)?;
             summary.created = true;
         }
@@ -117,7 +134,7 @@ impl<'a> Runner<'a> {
         summary.partitions = writers.len() as u32;
         summary.topic_rows = writers.iter().map(Writer::end).sum();
         writers.into_iter().try_for_each(Writer::close)?;
-        Ok((plan, summary))
+        Ok(Some((plan, summary)))
     }
 
     fn existing_topic(&self) -> Result<Option<Topic>> {
@@ -132,8 +149,12 @@ impl<'a> Runner<'a> {
     }
 
     fn make_topic(&self, schema: &Schema) -> Result<Topic> {
-        let options = TopicOptions { partitions: self.request.partitions.unwrap_or(1), ..TopicOptions::default() };
-        Root::create(&self.request.root)?.create_topic(&self.request.topic, schema, &options)
+        Root::create(&self.request.root)?.create_topic(&self.request.topic, schema, &self.topic_options())
+    }
+
+    /// Of the topic, if it is made.
+    fn topic_options(&self) -> TopicOptions {
+        TopicOptions { partitions: self.request.partitions.unwrap_or(1), ..TopicOptions::default() }
     }
 
     /// The topic's writers, which keeps other writers out until they are closed.
@@ -366,5 +387,94 @@ impl Parts {
             true => Ok(None),
             false => Rows::concat(self.decoder.schema(), &parts).map(Some),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ingest::fixtures::npy;
+
+    fn request(dir: &Path) -> Request {
+        let path = dir.join("id.npy");
+        let ids: Vec<u8> = (0..5i64).flat_map(i64::to_le_bytes).collect();
+        std::fs::write(&path, npy("'<i8'", "(5,)", &ids)).unwrap();
+        Request {
+            root: dir.join("root"),
+            topic: "t".parse().unwrap(),
+            sources: vec![path.display().to_string()],
+            given: Given::default(),
+            defaults: Defaults::default(),
+            partitions: None,
+            fsync: Fsync::Never,
+            check: true,
+            dry_run: false,
+        }
+    }
+
+    /// Runs an ingest that finds no topic, before which `other` makes it.
+    fn overtaken(request: &Request, mut other: impl FnMut() -> Result<()>) -> (Result<Summary>, Vec<String>) {
+        let (mut notes, mut planned) = (Vec::new(), 0);
+        let mut progress = |event: Event<'_>| match event {
+            Event::Planned(_) => {
+                planned += 1;
+                if planned == 1 {
+                    other().unwrap();
+                }
+            }
+            Event::Note(text) => notes.push(text.to_owned()),
+            _ => {}
+        };
+        let done = Runner::new(request, &mut progress).run();
+        (done.map(|(_, summary)| summary), notes)
+    }
+
+    #[test]
+    fn who_comes_second_to_a_new_topic_goes_on_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let request = request(dir.path());
+        let other = Request { sources: vec![dir.path().join("other.npy").display().to_string()], ..request.clone() };
+        let ids: Vec<u8> = (5..8i64).flat_map(i64::to_le_bytes).collect();
+        std::fs::write(&other.sources[0], npy("'<i8'", "(3,)", &ids)).unwrap();
+        let (done, notes) = overtaken(&request, || Runner::new(&other, &mut |_: Event<'_>| {}).run().map(drop));
+        let done = done.unwrap();
+        assert_eq!((done.created, done.rows, done.rows_already, done.topic_rows, done.files), (false, 5, 0, 8, 1));
+        assert!(notes.iter().any(|note| note.contains("another ingest made the topic")), "{notes:?}");
+        // The same file from both: stored once.
+        let same = Request { topic: "u".parse().unwrap(), ..request.clone() };
+        let (done, _) = overtaken(&same, || Runner::new(&same, &mut |_: Event<'_>| {}).run().map(drop));
+        let done = done.unwrap();
+        assert_eq!((done.rows, done.rows_already, done.files_already, done.topic_rows), (0, 5, 1, 5));
+    }
+
+    #[test]
+    fn who_comes_second_to_a_topic_that_is_written_or_has_other_columns_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let request = request(dir.path());
+        let mut writer = None;
+        let make = |name: &str, schema: &str| {
+            Root::create(&request.root)?.create_topic(
+                &name.parse().unwrap(),
+                &Schema::parse(schema)?,
+                &TopicOptions::default(),
+            )
+        };
+        let (done, _) = overtaken(&request, || {
+            writer = Some(make("t", "data:int64")?.writer(0, WriterOptions::default())?);
+            Ok(())
+        });
+        assert_eq!(done.unwrap_err().kind(), ErrorKind::Busy);
+        let other = Request { topic: "u".parse().unwrap(), ..request.clone() };
+        let (done, _) = overtaken(&other, || make("u", "data:int64, x:bool").map(drop));
+        assert_eq!(done.unwrap_err().kind(), ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn what_no_topic_can_have_is_refused_before_a_root_is_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let request = Request { partitions: Some(0), ..request(dir.path()) };
+        let error = Runner::new(&request, &mut |_: Event<'_>| {}).run().unwrap_err();
+        assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("partitions=0"), "{error}");
+        assert!(!request.root.exists());
     }
 }

@@ -59,8 +59,17 @@ struct SegmentMeta {
 /// Why a file has no footer to use.
 #[derive(Debug)]
 pub(super) enum NoFooter {
+    /// What is there is damaged.
     Bad(&'static str),
+    /// The footer is whole, and not one that this build may go by.
+    Foreign(&'static str),
     Io(io::Error),
+}
+
+impl From<&'static str> for NoFooter {
+    fn from(why: &'static str) -> Self {
+        Self::Bad(why)
+    }
 }
 
 /// The bytes from the end of the last block to the end of the file.
@@ -130,7 +139,7 @@ pub(super) fn read(file: &File, schema: &Schema, identity: &Identity, base: u64)
     }
     let at = len - wanted;
     let flat = &bytes[(at - start) as usize..][..length];
-    decode(schema, identity, base, at, flat).map_err(NoFooter::Bad)
+    decode(schema, identity, base, at, flat)
 }
 
 /// Length of the footer, from the last bytes of a file.
@@ -147,9 +156,9 @@ fn footer_bytes(end: &[u8]) -> Result<usize, &'static str> {
 }
 
 /// Reads the footer that `bytes` are, which stand at file position `at`.
-fn decode(schema: &Schema, identity: &Identity, base: u64, at: u64, bytes: &[u8]) -> Result<Footer, &'static str> {
+fn decode(schema: &Schema, identity: &Identity, base: u64, at: u64, bytes: &[u8]) -> Result<Footer, NoFooter> {
     if !frame::is_sound(bytes) {
-        return Err("the footer's checksum is wrong");
+        return Err(NoFooter::Bad("the footer's checksum is wrong"));
     }
     let options = VerifierOptions { max_tables: 4_000_000, ..VerifierOptions::default() };
     let table = arrow_ipc::root_as_footer_with_opts(&options, bytes).map_err(|_| "the footer is no arrow footer")?;
@@ -157,10 +166,10 @@ fn decode(schema: &Schema, identity: &Identity, base: u64, at: u64, bytes: &[u8]
     let text = |key| frame::value_of(pairs, key).ok_or("the footer says too little");
     let about: SegmentMeta = serde_json::from_str(text(SEGMENT_KEY)?).map_err(|_| "the footer's words are unknown")?;
     if about.format > super::FORMAT {
-        return Err("the segment was written by a newer version");
+        return Err(NoFooter::Foreign("the segment was written by a newer version"));
     }
     if about.incarnation != identity.incarnation || about.partition != identity.partition || about.base != base {
-        return Err("the segment belongs elsewhere");
+        return Err(NoFooter::Foreign("the segment belongs elsewhere"));
     }
     let places = table.recordBatches().ok_or("the footer names no blocks")?;
     let blocks = read_blocks(schema, &about, text(BLOCKS_KEY)?, places.iter(), at)?;

@@ -21,6 +21,7 @@
 //!
 //! Limits: [`PARTITIONS_MAX`] partitions, [`BLOCK_ROWS_MAX`] rows of a block, 1 GiB of a row, 4096 columns.
 
+mod active;
 mod block;
 mod commit;
 mod core;
@@ -57,7 +58,7 @@ pub use root::Root;
 pub use sums::{BlockSums, crc32c};
 pub use topic::{Topic, TopicOptions};
 pub use verify::{Problem, VerifyProgress, VerifyReport};
-pub use view::{PartitionView, SegmentView, TopicView};
+pub use view::{Found, PartitionView, SegmentView, TopicView};
 pub use writer::{Fsync, GROUP_BYTES_MAX, Writer, WriterOptions};
 
 use crate::error::{Error, ErrorKind, Result};

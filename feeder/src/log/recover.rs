@@ -9,9 +9,10 @@ use std::fs::{File, OpenOptions};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::Identity;
-use super::block::BlockRef;
+use super::block::{BlockRef, Header};
 use super::files::{self, Hint, Listing, SegmentName};
 use super::footer::{self, NoFooter};
 use super::frame;
@@ -196,20 +197,8 @@ impl Place<'_> {
         let version = self.version(name)?;
         let failed = |error| Error::io(format!("cannot read segment: path={}", path.display()), error);
         let file = File::open(&path).map_err(failed)?;
-        let len = file.metadata().map_err(failed)?.len();
-        let mut scan = Scan::new(preamble_bytes(&file, &path, &version.schema, self.identity, base)?, base);
-        let walk = Walk {
-            file: &file,
-            len,
-            schema: &version.schema,
-            identity: self.identity,
-            hint: Hint { base, synced: len, end: base },
-        };
-        let note = |header: &super::block::Header| {
-            header.meta.runs.iter().for_each(|run| raise(origins, run.source, run.next()));
-        };
-        scan.advance(&walk, note).map_err(failed)?;
-        Ok(scan.end)
+        let note = |header: &Header| header.meta.runs.iter().for_each(|run| raise(origins, run.source, run.next()));
+        Ok(scan_sealed((&file, &path), &version.schema, self.identity, base..base, note)?.end)
     }
 
     /// Makes an empty active segment.
@@ -239,7 +228,7 @@ impl Place<'_> {
         let mut scan = Scan::new(preamble_bytes(&file, &path, &version.schema, self.identity, base)?, base);
         let walk = Walk { file: &file, len, schema: &version.schema, identity: self.identity, hint };
         let mut time_ms: Option<(u64, u64)> = None;
-        let note = |header: &super::block::Header| {
+        let note = |header: &Header| {
             let (from, to) = header.meta.time_ms;
             time_ms = Some(time_ms.map_or((from, to), |time| (time.0.min(from), time.1.max(to))));
             header.meta.runs.iter().for_each(|run| raise(origins, run.source, run.next()));
@@ -283,6 +272,24 @@ fn mend_preamble(file: &File, preamble: &[u8], first_block: Option<u64>) -> std:
     file.write_all_at(preamble, 0)
 }
 
+/// The blocks of a sealed segment as their headers say them. Offsets up to the end of `offsets` are known to have been in
+/// it: those that no block covers are holes.
+pub(super) fn scan_sealed(
+    (file, path): (&File, &Path),
+    schema: &Arc<Schema>,
+    identity: &Identity,
+    offsets: Range<u64>,
+    each: impl FnMut(&Header),
+) -> Result<Scan> {
+    let failed = |error| Error::io(format!("cannot read segment: path={}", path.display()), error);
+    let len = file.metadata().map_err(failed)?.len();
+    let base = offsets.start;
+    let mut scan = Scan::new(preamble_bytes(file, path, schema, identity, base)?, base);
+    let hint = Hint { base, synced: len, end: offsets.end };
+    scan.advance(&Walk { file, len, schema, identity, hint }, each).map_err(failed)?;
+    Ok(scan)
+}
+
 /// Sets a source's next row, never back.
 pub(super) fn raise(origins: &mut HashMap<u128, u64>, source: u128, next: u64) {
     let known = origins.entry(source).or_default();
@@ -293,7 +300,7 @@ pub(super) fn raise(origins: &mut HashMap<u128, u64>, source: u128, next: u64) {
 pub(super) fn footer_error(path: &Path, base: u64, why: NoFooter) -> Error {
     match why {
         NoFooter::Io(error) => Error::io(format!("cannot read segment: path={}", path.display()), error),
-        NoFooter::Bad(why) => {
+        NoFooter::Bad(why) | NoFooter::Foreign(why) => {
             let position = std::fs::metadata(path).map(|about| about.len()).unwrap_or(0);
             Error::corrupt(format!(
                 "a sealed segment's footer is damaged, {why}: path={} block=footer position={position} offset={base}",

@@ -9,12 +9,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cursorstore::{Incarnation, TopicName};
 use serde::{Deserialize, Serialize};
 
+use super::active::{Seen, look_at_active};
 use super::core::Setup;
 use super::facts::{self, TopicFacts};
 use super::files::{Listing, SegmentName};
 use super::footer;
 use super::recover::{Place, footer_error};
-use super::view::{PartitionView, Seen, SegmentView, TopicView, look_at_active};
+use super::view::{PartitionView, SegmentView, TopicView};
 use super::writer::{Writer, WriterOptions};
 use super::{Identity, PARTITIONS_MAX, layout, partition_dir};
 use crate::error::{Error, ErrorKind, Result};
@@ -46,7 +47,8 @@ impl Default for TopicOptions {
 }
 
 impl TopicOptions {
-    pub(super) fn check(&self) -> Result<()> {
+    /// Refuses what no topic can have, with the values allowed.
+    pub fn check(&self) -> Result<()> {
         let wrong = |what: String| Err(Error::invalid(what));
         if !(1..=PARTITIONS_MAX).contains(&self.partitions) {
             return wrong(format!("a topic has 1 to {PARTITIONS_MAX} partitions: partitions={}", self.partitions));
@@ -325,7 +327,9 @@ fn sealed_end(place: &Place<'_>, name: SegmentName, known: &Known) -> Result<Opt
     };
     match footer::read(&file, &place.version(name)?.schema, place.identity, name.base) {
         Ok(footer) => Ok(Some(footer.end)),
-        Err(footer::NoFooter::Bad(_)) => place.walk_sealed(name, &mut HashMap::new()).map(Some),
+        Err(footer::NoFooter::Bad(_) | footer::NoFooter::Foreign(_)) => {
+            place.walk_sealed(name, &mut HashMap::new()).map(Some)
+        }
         Err(why) => Err(footer_error(&path, name.base, why)),
     }
 }

@@ -84,8 +84,9 @@ fn verify_segment(
         message,
     };
     let rows_total = segment.end - segment.base;
-    let opened = segment.blocks().and_then(|blocks| Ok((blocks, segment.file()?, segment.damage()?)));
-    let (blocks, file, damage) = match opened {
+    let opened =
+        segment.blocks().and_then(|blocks| Ok((blocks, segment.file()?, segment.damage()?, segment.footer_damage()?)));
+    let (blocks, file, damage, footer) = match opened {
         Ok(opened) => opened,
         Err(error) => {
             report.problems.push(problem(segment.base, rows_total, damaged(error)?));
@@ -94,6 +95,8 @@ fn verify_segment(
             return Ok(());
         }
     };
+    // The rows that it should have told of are found and looked at without it.
+    report.problems.extend(footer.map(|damage| problem(segment.base, 0, damage.to_owned())));
     for damage in damage {
         let rows = damage.offsets.end - damage.offsets.start;
         let message = format!(

@@ -1,15 +1,15 @@
 //! A topic as readers see it: a snapshot of segments, blocks and offsets, taken without any lock and while a writer
 //! appends.
 //!
-//! Sealed segments are known from their file names; their block index is read when first asked for. The active segment
-//! is walked up to its last whole commit group, and synced before the snapshot is handed out: an offset in a snapshot is
-//! durable, and never given to another row. A snapshot's files stay readable: the active one is held open (sealing may
-//! rename or replace it), sealed ones never change and go only by retention, which a [`Guard`](super::Guard) holds off.
+//! Sealed segments are known from their file names; their block index is read when first asked for: from the footer, or
+//! where that is damaged from the blocks, which describe themselves. The active segment is walked up to its last whole
+//! commit group, and synced before the snapshot is handed out: an offset in a snapshot is durable, and never given to
+//! another row. A snapshot's files stay readable: the active one is held open (sealing may rename or replace it), sealed
+//! ones never change and go only by retention, which a [`Guard`](super::Guard) holds off.
 
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -18,11 +18,11 @@ use cursorstore::{Incarnation, TopicName};
 
 use super::Identity;
 use super::block::{self, BadBody, BlockRef, Header, NoHeader};
-use super::files::{Hint, SegmentName};
-use super::footer;
+use super::files::SegmentName;
+use super::footer::{self, NoFooter};
 use super::layout::column_at;
-use super::recover::{Damage, Place, footer_error, preamble_bytes};
-use super::scan::{Hole, Scan, Walk};
+use super::recover::{Damage, footer_error, preamble_bytes, scan_sealed};
+use super::scan::{Hole, Scan};
 use super::sums::BlockSums;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rows::Rows;
@@ -157,6 +157,22 @@ struct Index {
     holes: Vec<Hole>,
     /// Time of the first and the last append, where it is known without reading blocks.
     time_ms: Option<(u64, u64)>,
+    /// What is wrong with the footer that should have told all this, and did not.
+    footer_damage: Option<String>,
+}
+
+/// Where the row of an offset is.
+#[derive(Debug)]
+pub enum Found {
+    /// In this block.
+    Block(BlockRef),
+    /// Nowhere: it is lost to damage, and so are those that follow.
+    Lost {
+        /// Offset after the last row that is lost with it.
+        end: u64,
+        /// What is damaged.
+        error: Error,
+    },
 }
 
 impl Index {
@@ -194,7 +210,12 @@ impl SegmentView {
         file: File,
         scan: &Scan,
     ) -> Self {
-        let index = Index { blocks: scan.blocks.as_slice().into(), holes: scan.holes.clone(), time_ms: None };
+        let index = Index {
+            blocks: scan.blocks.as_slice().into(),
+            holes: scan.holes.clone(),
+            time_ms: None,
+            footer_damage: None,
+        };
         Self {
             partition: identity.partition,
             base,
@@ -244,11 +265,22 @@ impl SegmentView {
 
     /// The block that holds an offset.
     pub fn block_of(&self, offset: u64) -> Result<BlockRef> {
+        match self.find(offset)? {
+            Found::Block(block) => Ok(block),
+            Found::Lost { error, .. } => Err(error),
+        }
+    }
+
+    /// The block that holds an offset, or the rows that are lost there.
+    pub fn find(&self, offset: u64) -> Result<Found> {
         let index = self.index()?;
         let after = index.after(self.base, offset);
         match index.blocks.get(after) {
-            Some(block) if block.base <= offset => Ok(*block),
-            _ if (self.base..self.end).contains(&offset) => Err(self.lost(index, after, offset)),
+            Some(block) if block.base <= offset => Ok(Found::Block(*block)),
+            next if (self.base..self.end).contains(&offset) => {
+                let end = next.map_or(self.end, |block| block.base);
+                Ok(Found::Lost { end, error: self.lost(index, after, offset) })
+            }
             _ => Err(Error::invalid(format!(
                 "the row is not in this segment: path={} offset={offset} base={} end={}",
                 self.path.display(),
@@ -295,13 +327,19 @@ impl SegmentView {
     pub fn damage(&self) -> Result<Vec<Damage>> {
         let index = self.index()?;
         let mut found: Vec<Damage> = index.holes.iter().map(|hole| self.damage_of(hole)).collect();
-        if self.is_sealed() {
+        if self.is_sealed() && index.footer_damage.is_none() {
             found.extend(gaps(&index.blocks, self.base..self.end).map(|(block, position, offsets)| {
                 let why = "the rows are missing from the segment";
                 self.damage_of(&Hole { block, position, offsets, why })
             }));
         }
         Ok(found)
+    }
+
+    /// What is wrong with a sealed segment's footer. The blocks were then found one after the other, and what they hold
+    /// can be read.
+    pub fn footer_damage(&self) -> Result<Option<&str>> {
+        Ok(self.index()?.footer_damage.as_deref())
     }
 
     /// Time of the first and the last append, where it is known without reading blocks.
@@ -398,18 +436,35 @@ impl SegmentView {
             return Ok(index);
         }
         let file = self.file()?;
-        let footer = footer::read(&file, &self.schema, &self.identity, self.base)
-            .map_err(|why| footer_error(&self.path, self.base, why))?;
-        if footer.end > self.end {
+        let (index, end) = match footer::read(&file, &self.schema, &self.identity, self.base) {
+            Ok(footer) => {
+                let (blocks, time_ms) = (footer.blocks.into(), Some(footer.time_ms));
+                (Index { blocks, holes: Vec::new(), time_ms, footer_damage: None }, footer.end)
+            }
+            Err(why @ NoFooter::Bad(_)) => self.walked(&file, footer_error(&self.path, self.base, why))?,
+            Err(why) => return Err(footer_error(&self.path, self.base, why)),
+        };
+        if end > self.end {
             return Err(Error::corrupt(format!(
-                "two segments hold the same offsets: path={} end={} next={}",
+                "two segments hold the same offsets: path={} end={end} next={}",
                 self.path.display(),
-                footer.end,
                 self.end
             )));
         }
-        let index = Index { blocks: footer.blocks.into(), holes: Vec::new(), time_ms: Some(footer.time_ms) };
         Ok(once.get_or_init(|| index))
+    }
+
+    /// The index of a sealed segment whose footer is damaged, by its blocks, and the offset after the last row.
+    fn walked(&self, file: &File, damage: Error) -> Result<(Index, u64)> {
+        let mut time_ms: Option<(u64, u64)> = None;
+        let note = |header: &Header| {
+            let (from, to) = header.meta.time_ms;
+            time_ms = Some(time_ms.map_or((from, to), |time| (time.0.min(from), time.1.max(to))));
+        };
+        let Scan { blocks, holes, end, .. } =
+            scan_sealed((file, &self.path), &self.schema, &self.identity, self.base..self.end, note)?;
+        let footer_damage = Some(damage.report());
+        Ok((Index { blocks: blocks.into(), holes, time_ms, footer_damage }, end))
     }
 }
 
@@ -420,56 +475,4 @@ fn gaps(blocks: &[BlockRef], offsets: Range<u64>) -> impl Iterator<Item = (usize
         let to = blocks.get(number).map_or(offsets.end, |block| block.base);
         (from < to).then(|| (number, blocks.get(number).map_or(0, |block| block.header), from..to))
     })
-}
-
-/// What is known of an active segment from the last look at it; the next goes on from there.
-#[derive(Clone, Debug)]
-pub(super) struct Seen {
-    base: u64,
-    inode: u64,
-    scan: Scan,
-}
-
-/// Looks at an active segment. `None`: the file went away or shrank under the eyes, look at the directory again.
-pub(super) fn look_at_active(
-    place: &Place<'_>,
-    name: SegmentName,
-    seen: &mut Option<Seen>,
-) -> Result<Option<SegmentView>> {
-    let (path, base, version) = (name.open(place.dir), name.base, place.version(name)?);
-    let failed = |error| Error::io(format!("cannot read segment: path={}", path.display()), error);
-    let file = match File::open(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        file => file.map_err(failed)?,
-    };
-    let hint = Hint::read(place.dir, base);
-    let about = file.metadata().map_err(failed)?;
-    let mut scan = match seen.take() {
-        Some(seen) if seen.base == base && seen.inode == about.ino() && seen.scan.good <= about.len() => seen.scan,
-        _ => Scan::new(preamble_bytes(&file, &path, &version.schema, place.identity, base)?, base),
-    };
-    let walk = Walk { file: &file, len: about.len(), schema: &version.schema, identity: place.identity, hint };
-    scan.advance(&walk, |_| {}).map_err(failed)?;
-    if !scan.blocks.is_empty() && file.metadata().map_err(failed)?.len() < scan.good {
-        return Ok(None);
-    }
-    if scan.good > scan.synced && !scan.blocks.is_empty() {
-        make_durable(&file).map_err(failed)?;
-        scan.synced = scan.good;
-    }
-    let segment = SegmentView::active(path, version, *place.identity, base, file, &scan);
-    if scan.holes.is_empty() {
-        *seen = Some(Seen { base, inode: about.ino(), scan });
-    }
-    Ok(Some(segment))
-}
-
-/// Syncs a file that is open for reading; where the file system cannot, its rows are as durable as they get.
-fn make_durable(file: &File) -> io::Result<()> {
-    use nix::errno::Errno;
-    let given_up = [Errno::EINVAL, Errno::EROFS, Errno::ENOSYS].map(|errno| Some(errno as i32));
-    match file.sync_data() {
-        Err(error) if !given_up.contains(&error.raw_os_error()) => Err(error),
-        _ => Ok(()),
-    }
 }

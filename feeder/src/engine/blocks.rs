@@ -1,0 +1,91 @@
+//! Where samples of the line are: in which block of which open file, or lost to damage.
+
+use std::sync::Arc;
+
+use super::Dataset;
+use crate::error::{Error, Result};
+use crate::log::{BlockRef, Found, SegmentView};
+use crate::reader::ReadFile;
+use crate::versions::Upgrade;
+
+/// Files that a thread keeps at hand, beyond those that the dataset holds open.
+const FILES_KEPT: usize = 16;
+
+/// A block as far as one extent reaches: samples `first..end` of the line are its rows from `first_row` on.
+#[derive(Clone)]
+pub(super) struct BlockSpan {
+    pub(super) segment: Arc<SegmentView>,
+    pub(super) file: Arc<ReadFile>,
+    pub(super) block: BlockRef,
+    pub(super) first: u64,
+    pub(super) end: u64,
+    first_row: u64,
+    /// How its rows become those of the dataset; `None` where they are those.
+    pub(super) upgrade: Option<Arc<Upgrade>>,
+}
+
+impl BlockSpan {
+    /// Whether both are parts of one block.
+    pub(super) fn is_beside(&self, other: &Self) -> bool {
+        self.block == other.block && Arc::ptr_eq(&self.file, &other.file)
+    }
+
+    pub(super) fn row_of(&self, index: u64) -> u64 {
+        self.first_row + (index - self.first)
+    }
+}
+
+/// Where samples of the line are.
+pub(super) enum Located {
+    Block(BlockSpan),
+    /// Nowhere: samples up to `end` are lost to damage.
+    Lost {
+        end: u64,
+        error: Error,
+    },
+}
+
+/// A segment with its open file, and how its rows become those of the schema read under.
+#[derive(Clone)]
+struct Kept {
+    segment: Arc<SegmentView>,
+    file: Arc<ReadFile>,
+    upgrade: Option<Arc<Upgrade>>,
+}
+
+/// The blocks of a dataset, as one reader thread finds them.
+pub(super) struct Blocks {
+    dataset: Arc<Dataset>,
+    /// Segments used before, by a number made of where their views lie.
+    kept: [Option<Kept>; FILES_KEPT],
+}
+
+impl Blocks {
+    pub(super) fn new(dataset: Arc<Dataset>) -> Self {
+        Self { dataset, kept: Default::default() }
+    }
+
+    /// Where the sample of this index is, and those that follow it there.
+    pub(super) fn locate(&mut self, index: u64) -> Result<Located> {
+        let (partition, segment, offset, count) = self.dataset.segment(index, u64::MAX)?;
+        let block = match segment.find(offset)? {
+            Found::Block(block) => block,
+            Found::Lost { end, error } => return Ok(Located::Lost { end: index + count.min(end - offset), error }),
+        };
+        let first_row = offset - block.base;
+        let end = index + count.min(u64::from(block.rows) - first_row);
+        let Kept { file, upgrade, .. } = self.kept(partition, &segment)?.clone();
+        Ok(Located::Block(BlockSpan { segment, file, block, first: index, end, first_row, upgrade }))
+    }
+
+    /// What reading a segment needs; of those used last without a lock.
+    fn kept(&mut self, partition: u32, segment: &Arc<SegmentView>) -> Result<&Kept> {
+        let place = &mut self.kept[(Arc::as_ptr(segment).addr() / size_of::<SegmentView>()) % FILES_KEPT];
+        if !place.as_ref().is_some_and(|kept| Arc::ptr_eq(&kept.segment, segment)) {
+            let (file, upgrade) = (self.dataset.file(partition, segment)?, self.dataset.upgrade(segment)?);
+            *place = None;
+            return Ok(place.insert(Kept { segment: segment.clone(), file, upgrade }));
+        }
+        Ok(place.as_mut().expect("just looked at"))
+    }
+}
