@@ -57,7 +57,7 @@ pub(super) struct Job {
     reads: Vec<Range<u64>>,
     /// The unit's runs, cut at the borders of blocks.
     pub(super) spans: Vec<Run>,
-    copies: Vec<CopyOut>,
+    pub(super) copies: Vec<CopyOut>,
     /// Rows of columns that their block does not have.
     defaults: Vec<DefaultRows>,
     checks: Vec<Check>,

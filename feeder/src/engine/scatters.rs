@@ -8,6 +8,8 @@ use crate::widen::Widen;
 
 /// Runs longer than so many rows on average are copied as runs.
 const RUN_ROWS_MAX: u64 = 8;
+/// Fewer columns than this do not pay for working out and sorting the places.
+const COLUMNS_MIN: usize = 8;
 /// Widths that move as one word: 1, 2, 4 and 8 bytes.
 const WIDTHS: usize = 4;
 
@@ -37,10 +39,10 @@ impl Scatters {
     }
 
     /// The rows of `copy`, by their places from its first row in the scratch and from its column in the first slot; `None`
-    /// where they are no words, or stand in long runs.
+    /// where they are no words, stand in long runs, or are of few columns.
     pub(super) fn of(&mut self, copy: &CopyOut, job: &Job, slot_bytes: usize) -> Option<&Scatter> {
         let bytes = copy.row_bytes;
-        if copy.widen.is_some() || !bytes.is_power_of_two() || bytes >= 1 << WIDTHS {
+        if job.copies.len() < COLUMNS_MIN || copy.widen.is_some() || !bytes.is_power_of_two() || bytes >= 1 << WIDTHS {
             return None;
         }
         let spans = &job.spans[copy.spans.clone()];
