@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use super::bad::{BadSample, bad_rows};
+use super::bad::{BadSample, bad_rows, mismatch};
 use super::blocks::BlockSpan;
 use super::evolve::Stored;
 use super::feed::Failure;
@@ -102,13 +102,7 @@ fn fill_span(
         }
         if !piece.is_good {
             for row in (low - start) / row_bytes..(high - start).div_ceil(row_bytes) {
-                let error = Error::corrupt(format!(
-                    "data do not match their checksum: file={} block={} column={:?} offset={at} bytes={}",
-                    block.segment.path.display(),
-                    block.block.base,
-                    placed.column.name,
-                    piece.bytes.len()
-                ));
+                let error = mismatch(block, &placed.column.name, at, piece.bytes.len());
                 bad.push(BadSample { index: span.index + row as u64, span: *span, error });
             }
         }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use super::Dataset;
 use super::apart::{self, Apart};
-use super::bad::{BadSample, bad_rows};
+use super::bad::{BadSample, bad_rows, mismatch};
 use super::blocks::{BlockSpan, Blocks, Located};
 use super::evolve::{self, DefaultRows, Widener};
 use super::feed::{Failure, Feed, Taken};
@@ -383,14 +383,8 @@ impl Assembler {
             for span in &job.spans {
                 for index in span.index..span.index + u64::from(span.count) {
                     if check.samples.contains(&index) && rows.contains(&block.row_of(index)) {
-                        let error = Error::corrupt(format!(
-                            "data do not match their checksum: file={} block={} column={:?} offset={} bytes={}",
-                            block.segment.path.display(),
-                            block.block.base,
-                            schema.columns()[check.stored_at].name,
-                            column + start,
-                            length
-                        ));
+                        let name = &schema.columns()[check.stored_at].name;
+                        let error = mismatch(block, name, column + start, buffer.len());
                         bad.push(BadSample { index, span: *span, error });
                     }
                 }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::blocks::BlockSpan;
 use crate::error::Error;
 use crate::plan::Run;
 
@@ -10,6 +11,14 @@ pub(super) struct BadSample {
     pub(super) index: u64,
     pub(super) span: Run,
     pub(super) error: Error,
+}
+
+/// What is told of `bytes` bytes at file offset `at` of a block's column that are not what was written.
+pub(super) fn mismatch(block: &BlockSpan, column: &str, at: u64, bytes: usize) -> Error {
+    let (file, block) = (block.segment.path.display(), block.block.base);
+    Error::corrupt(format!(
+        "data do not match their checksum: file={file} block={block} column={column:?} offset={at} bytes={bytes}"
+    ))
 }
 
 /// Adds those of a span's samples that are among `samples`.

@@ -10,7 +10,7 @@ use crate::catalogue::{Catalogue, CheckProgress};
 use crate::cli::console::{Console, Failure};
 use crate::cli::meter::Meter;
 use crate::cli::{interrupt, text};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 
 pub(super) fn verify(
     version: &DatasetVersion,
@@ -47,8 +47,14 @@ pub(super) fn verify(
         n => format!(", the first of {}", text::counted(n, "bad extent")),
     };
     let place = format!("sample={} partition={} offsets={}..{}", first.sample, first.partition, first.from, first.to);
+    let hint = match first.kind {
+        ErrorKind::StateMismatch => {
+            "these records are gone for good: unpin the version, or restore the topic's folder from a copy"
+        }
+        _ => "restore the segment file from a copy, or pin a version without these records",
+    };
     Err(Error::new(first.kind, format!("a bad extent{more}: version={name} {place}: {}", first.message))
-        .with_hint("restore the segment file from a copy, or pin a version without these records")
+        .with_hint(hint)
         .into())
 }
 
