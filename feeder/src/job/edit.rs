@@ -8,7 +8,7 @@ use cursorstore::store::{Batch, Store};
 
 use super::history::History;
 use super::target::{Target, check_tag};
-use super::{commit, now_ms, process, scope_of};
+use super::{commit, now_ms, process, scope_of, write_first};
 use crate::error::{Error, ErrorKind, Result};
 
 /// What was removed.
@@ -44,7 +44,7 @@ pub fn remove(store: &dyn Store, job: &str, targets: &[Target], force: bool) -> 
     for tag in &removed.tags {
         batch = batch.delete(Tag::key_of(job, tag));
     }
-    store.acquire(&scope_of(job)?)?.append(&batch)?;
+    write_first(&mut store.acquire(&scope_of(job)?)?, &batch)?;
     Ok(removed)
 }
 
@@ -59,7 +59,7 @@ pub fn tag(store: &dyn Store, job: &str, step: u64, tag: &str, force: bool) -> R
     }
     refuse_in_a_run(&history, force)?;
     let record = Tag { job: job.into(), tag: tag.into(), step, tagged_ms: now_ms() };
-    store.acquire(&scope_of(job)?)?.append(&Batch::new().record(&record))?;
+    write_first(&mut store.acquire(&scope_of(job)?)?, &Batch::new().record(&record))?;
     Ok(before)
 }
 
@@ -68,7 +68,7 @@ pub fn untag(store: &dyn Store, job: &str, tag: &str, force: bool) -> Result<u64
     let history = History::of(store, job)?;
     let step = history.find(&Target::Tag(tag.into()))?.step;
     refuse_in_a_run(&history, force)?;
-    store.acquire(&scope_of(job)?)?.append(&Batch::new().delete(Tag::key_of(job, tag)))?;
+    write_first(&mut store.acquire(&scope_of(job)?)?, &Batch::new().delete(Tag::key_of(job, tag)))?;
     Ok(step)
 }
 

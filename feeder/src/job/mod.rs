@@ -52,7 +52,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use cursorstore::store::{Embedded, Scope, Store};
+use cursorstore::store::{Batch, Embedded, Scope, Store, Writer};
 
 pub use commit::{Commit, Committed};
 pub use fence::Fence;
@@ -74,6 +74,18 @@ pub fn open_store(root: &Path) -> Result<Arc<dyn Store>> {
 /// The scope of a job.
 fn scope_of(job: &str) -> Result<Scope> {
     Ok(Scope::job(job)?)
+}
+
+/// What a new writer of a job writes first. Should it fail, earlier processes are refused all the same: they are to be told.
+fn write_first(writer: &mut Writer, batch: &Batch) -> Result<()> {
+    let written = writer.append(batch).map(drop);
+    written.map_err(|error| {
+        let (scope, cause) = (writer.scope().clone(), Error::from(error));
+        let hint = cause.hint().unwrap_or("try again").to_owned();
+        let text =
+            format!("a run that was going on has been ended, but what was to follow it is not stored: scope={scope}");
+        Error::new(cause.kind(), text).with_source(cause).with_hint(hint)
+    })
 }
 
 /// Milliseconds since 1970.

@@ -13,7 +13,7 @@ use cursorstore::{Cursor, State};
 use super::history::{History, is_gone, step_of};
 use super::lineage::name_of;
 use super::target::Target;
-use super::{now_ms, process, retained, scope_of};
+use super::{now_ms, process, retained, scope_of, write_first};
 use crate::error::{Error, Result};
 use crate::log::Root;
 
@@ -126,7 +126,7 @@ pub fn rewind(store: &dyn Store, preview: &Preview) -> Result<u64> {
         forebay: env!("CARGO_PKG_VERSION").into(),
         started_ms: now_ms(),
     };
-    writer.append(&Batch::new().record(&run))?;
+    write_first(&mut writer, &Batch::new().record(&run))?;
     Ok(run.generation)
 }
 

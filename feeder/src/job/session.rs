@@ -25,7 +25,7 @@ use super::keep::Keep;
 use super::retained;
 use super::start::Start;
 use super::target::Resume;
-use super::{now_ms, process, scope_of};
+use super::{now_ms, process, scope_of, write_first};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Longest name of an attempt, in bytes.
@@ -167,7 +167,7 @@ impl Session {
             _ => self.find_start(explicit, place)?,
         };
         let run = self.record(writer.generation(), &start, state, shape);
-        writer.append(&Batch::new().record(&run))?;
+        write_first(&mut writer, &Batch::new().record(&run))?;
         for (step, path) in &start.passed_over {
             self.notices.push(format!(
                 "a checkpoint is passed over because its file is gone: job={} step={step} path={path}",

@@ -8,7 +8,7 @@ use cursorstore::store::Store;
 
 use super::history::{History, is_gone};
 use super::target::Resume;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// The start of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +57,7 @@ impl Start {
     fn latest(history: &History) -> Result<Self> {
         let latest = history.latest(&is_gone)?;
         if latest.checkpoint.is_none() {
+            refuse_to_begin_anew(history, &latest.passed_over)?;
             refuse_to_guess(history)?;
         }
         Ok(Self { checkpoint: latest.checkpoint, passed_over: latest.passed_over, ..Self::BEGINNING })
@@ -67,6 +68,20 @@ impl Start {
         let checkpoint = history.map(|history| history.with_state(state)).transpose()?.flatten();
         Ok(Self { is_foreign: checkpoint.is_none(), checkpoint, ..Self::BEGINNING })
     }
+}
+
+/// An error if there are checkpoints and the files of all are gone: where a file system is not mounted, say, nobody means to
+/// train from the beginning.
+fn refuse_to_begin_anew(history: &History, passed_over: &[(u64, String)]) -> Result<()> {
+    let Some((step, path)) = passed_over.first() else { return Ok(()) };
+    let (job, count) = (history.job(), passed_over.len());
+    Err(Error::new(
+        ErrorKind::NotFound,
+        format!("the model's file of every checkpoint is gone: job={job} checkpoints={count} step={step} path={path}"),
+    )
+    .with_hint(format!(
+        "see that the files are where they were written; without them resume={step} goes on with the data alone, and resume=\"never\" begins anew"
+    )))
 }
 
 /// An error if the trail without checkpoints began at a state that somebody brought: only they know it.

@@ -440,6 +440,15 @@ fn a_checkpoint_whose_file_is_gone_is_passed_over() {
         let notices = next.take_notices();
         assert!(notices.len() == 1 && notices[0].contains("step=3 path="), "{notices:?}");
         assert!(next.take_notices().is_empty());
+
+        fs::remove_file(path(1)).unwrap();
+        fs::remove_file(path(2)).unwrap();
+        assert_eq!(latest(&store), None);
+        let words = ["every checkpoint is gone", "checkpoints=2 step=2 path=", "resume=2", "\"never\""];
+        refused(try_lead(&store, "c", "latest").map(|_| ()), ErrorKind::NotFound, &words);
+        next.fence().check().unwrap();
+        assert_eq!(lead(&store, "c", "2").1, state(0, 20));
+        assert_eq!(lead(&store, "c", "never").1, state(0, 0));
     });
 }
 
@@ -459,6 +468,27 @@ fn a_full_disk_fails_the_commit_and_nothing_else() {
     }
     run.commit(at(2, state(0, 20))).unwrap();
     assert_eq!(latest(&store), Some(2));
+}
+
+#[test]
+fn a_run_that_ends_another_and_cannot_begin_says_so() {
+    let mut told = 0;
+    for nth in 0.. {
+        let dir = tempfile::tempdir().unwrap();
+        let store: Arc<dyn Store> = Arc::new(Embedded::open(dir.path()).unwrap());
+        let (first, _) = lead(&store, "a", "latest");
+        let fault = Fault::Fail { step: Step::Write, nth, errno: Errno::ENOSPC, bytes: 0 };
+        let (failed, happened) = with(fault, || try_lead(&store, "b", "latest"));
+        if !happened {
+            break;
+        }
+        let Err(error) = failed else { continue };
+        let is_told = error.report().contains("has been ended");
+        told += u32::from(is_told);
+        assert_eq!((is_told, error.kind()), (first.fence().check().is_err(), ErrorKind::NoSpace), "{}", error.report());
+        assert_eq!(lead(&store, "c", "latest").1, state(0, 0));
+    }
+    assert!(told > 0);
 }
 
 #[test]
