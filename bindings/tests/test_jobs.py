@@ -444,6 +444,10 @@ def test_data_that_are_gone_are_named_with_the_way_out(own: Path) -> None:
 
 
 def test_what_a_job_needs_is_said(own: Path) -> None:
+    places: list[tuple[Any, Any]] = [(5, own), ("vision", 5), (b"vision", own), ("vision", b"x")]
+    for job, root in places:
+        with pytest.raises(forebay.InvalidError, match="job is a text|root is a folder"):
+            forebay.latest(job, root)
     with forebay.DataLoader("small", 10, root=own) as loader, pytest.raises(forebay.InvalidError, match="job=NAME"):
         loader.commit(1)
     with loader_of(own) as loader:

@@ -7,12 +7,12 @@ another run. What is stored and what is refused is settled in the compiled half 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import uuid
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forebay import _forebay, _state
@@ -38,9 +38,14 @@ class Checkpoint(NamedTuple):
     """The loader's state: the data that comes next."""
 
 
-def default_root() -> Path:
-    """Where topics live if nobody says: FOREBAY_ROOT, else ./forebay-data."""
-    return Path(os.environ.get("FOREBAY_ROOT") or "forebay-data")
+def folder_of(root: str | os.PathLike[str] | None) -> str:
+    """The folder of the topics: what the caller says, else FOREBAY_ROOT, else ./forebay-data."""
+    folder: object = None
+    with contextlib.suppress(TypeError):
+        folder = os.fspath((os.environ.get("FOREBAY_ROOT") or "forebay-data") if root is None else root)
+    if not isinstance(folder, str):
+        raise InvalidError(f"root is a folder, as text or a path: root={root!r}")
+    return folder
 
 
 def latest(job: str, root: str | os.PathLike[str] | None = None) -> Checkpoint | None:
@@ -49,7 +54,9 @@ def latest(job: str, root: str | os.PathLike[str] | None = None) -> Checkpoint |
     It is the one that `DataLoader(..., job=job)` goes on from. Checkpoints whose file is gone are passed over with a
     warning (URLs are not looked at), as are those that a rewind abandoned.
     """
-    found, passed_over = _forebay.job_latest(os.fspath(default_root() if root is None else root), job)
+    if not isinstance(job, str):
+        raise InvalidError(f"job is a text: job={job!r}")
+    found, passed_over = _forebay.job_latest(folder_of(root), job)
     for step, path in passed_over:
         _logger.warning("a checkpoint is passed over because its file is gone: job=%s step=%s path=%s", job, step, path)
     return _checkpoint(found)
@@ -92,7 +99,7 @@ class Job:
 
     def __init__(
         self,
-        root: str | os.PathLike[str],
+        root: str | os.PathLike[str] | None,
         name: str,
         resume: str | int,
         attempt: str | None,
@@ -107,7 +114,7 @@ class Job:
         self.name = name
         self._attempt = attempt_of(os.environ) if attempt is None else attempt
         self._settings: dict[str, Any] = {
-            "root": os.fspath(root),
+            "root": folder_of(root),
             "job": name,
             "resume": str(resume),
             "revision": revision,

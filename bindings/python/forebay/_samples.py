@@ -5,13 +5,12 @@ Every sample is read by itself and compared with its checksums; training goes th
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any
 
 from forebay._forebay import Dataset
-from forebay._job import default_root
+from forebay._job import folder_of
 from forebay.errors import InvalidError
 
 Batch = dict[str, Any]
@@ -64,9 +63,4 @@ def dataset_of(name: str, root: str | os.PathLike[str] | None) -> Dataset:
     """The records of a topic as they are now, or of a dataset version."""
     if not isinstance(name, str):
         raise InvalidError(f"dataset is the name of a topic or of a version of a dataset: dataset={name!r}")
-    folder: object = None
-    with contextlib.suppress(TypeError):
-        folder = os.fspath(default_root() if root is None else root)
-    if not isinstance(folder, str):
-        raise InvalidError(f"root is a folder, as text or a path: root={root!r}")
-    return Dataset(folder, name)
+    return Dataset(folder_of(root), name)

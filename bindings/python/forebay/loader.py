@@ -19,7 +19,7 @@ from typing import Any, Literal
 from forebay import _arguments, _ranks, _state, _wrappers
 from forebay._epochs import Epochs, Held, check_count_of_accelerate
 from forebay._forebay import Dataset, Loader
-from forebay._job import Checkpoint, Job, default_root, local_path
+from forebay._job import Checkpoint, Job, local_path
 from forebay._samples import Batch, dataset_of
 from forebay._state import State
 from forebay._transform import TransformIterator
@@ -184,8 +184,7 @@ class DataLoader:
         self._job: Job | None = None
         if job is not None:
             keep = _arguments.keep(keep_last, keep_every)
-            home = default_root() if root is None else root
-            self._job = Job(home, job, _arguments.step_or_text(resume), attempt, revision, keep)
+            self._job = Job(root, job, _arguments.step_or_text(resume), attempt, revision, keep)
         else:
             _arguments.refuse_without_job(
                 resume=None if resume == "latest" else resume,
