@@ -21,6 +21,7 @@ const UNSAFE: &[&str] = &[
     "feeder/slab/tests/common/mod.rs",
     "feeder/slab/tests/processes.rs",
     "feeder/src/reader/copy.rs",
+    "feeder/src/reader/gather.rs",
     "feeder/src/reader/preadv.rs",
     "feeder/src/reader/region.rs",
     "feeder/src/reader/scatter.rs",

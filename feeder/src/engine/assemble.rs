@@ -2,11 +2,15 @@
 //!
 //! Scatter, not gather: the destinations of a read are the rows' places in the slots to come. Rows of 4 KiB and more (and
 //! runs of neighbours as long) are read straight into place; smaller ones go through a scratch that stays in L2 and are
-//! copied out with non-temporal stores. Short gaps (headers, padding, other ranks' rows) land in a junk buffer rather
+//! copied out with non-temporal stores: narrow ones put together in runs where a unit brings whole pools ([`gathers`]), else
+//! as words of their own ([`scatters`]). Short gaps (headers, padding, other ranks' rows) land in a junk buffer rather
 //! than cost a read. A unit that is to be checked is read through the scratch, widened to whole checksummed pieces. Extents
 //! that lie in one block are read together, column after column, however small they are. What is stored under another
 //! schema than it is read under takes the turns of [`evolve`].
 //! In steady state nothing is allocated: jobs, reads and their lists are used again.
+//!
+//! [`gathers`]: super::gathers
+//! [`scatters`]: super::scatters
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,7 +21,8 @@ use super::bad::{BadSample, bad_rows, mismatch};
 use super::blocks::{BlockSpan, Blocks, Located};
 use super::evolve::{self, DefaultRows, Widener};
 use super::feed::{Failure, Feed, Taken};
-use super::layout::SlotLayout;
+use super::gathers::Gathers;
+use super::layout::{SCRATCH_ALIGN_BYTES, SlotLayout};
 use super::reads::{Reads, token};
 use super::scatters::{CopyOut, Scatters};
 use crate::error::{Error, ErrorKind, Result};
@@ -34,9 +39,6 @@ const DIRECT_RUNS: usize = 4;
 /// Rows from this size on are copied past the cache.
 const STREAMING_BYTES: usize = 256;
 
-/// Border in the scratch, which words want; with thousands of small blocks in a unit, room comes first.
-const SCRATCH_ALIGN_BYTES: usize = 64;
-
 /// Indices of the regions given to the block reader.
 pub(super) const SLAB: u32 = 0;
 pub(super) const SCRATCH: u32 = 1;
@@ -48,9 +50,12 @@ pub(super) struct Job {
     pub(super) taken: Taken,
     /// Whether everything read is compared with its checksums.
     pub(super) check: bool,
-    /// First byte of this job's part of the scratch.
+    /// First byte of this job's part of the scratch, and how much of it checked pieces use.
     scratch: usize,
     scratch_used: usize,
+    /// The chunk whose reads are made: its place in the scratch, which its first sample begins.
+    chunk_at: usize,
+    chunk_first: u64,
     /// Reads submitted and not yet back.
     pub(super) reads_left: usize,
     /// The samples that each read brings.
@@ -89,6 +94,15 @@ struct Check {
     samples: Range<u64>,
 }
 
+/// How large units are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct UnitSize {
+    /// Most samples of a chunk or piece.
+    pub(super) samples: u32,
+    /// Most chunks of a unit.
+    pub(super) chunks: u32,
+}
+
 /// See the module. One per reader thread.
 pub(super) struct Assembler {
     blocks: Blocks,
@@ -96,6 +110,9 @@ pub(super) struct Assembler {
     slab: Region,
     scratch: Region,
     scratch_bytes: usize,
+    /// Where columns have their places in a chunk's part of the scratch, and the bytes of it.
+    places: Vec<usize>,
+    chunk_bytes: usize,
     block: Option<BlockSpan>,
     /// The parts of one block whose reads are still to be made, each with its first span.
     group: Vec<(usize, BlockSpan)>,
@@ -108,13 +125,15 @@ pub(super) struct Assembler {
     /// The checksums used last: the columns of a block are checked one after the other.
     sums: Option<(Arc<ReadFile>, BlockRef, BlockSums)>,
     widener: Widener,
+    gathers: Gathers,
     scatters: Scatters,
 }
 
 impl Assembler {
     /// Bytes of scratch that one job needs: its small rows, or everything widened to whole pieces.
-    pub(super) fn scratch_bytes(layout: &SlotLayout, unit_samples: u32) -> usize {
-        (layout.row_bytes * unit_samples as usize + layout.columns.len() * 2 * PIECE_BYTES).next_multiple_of(4096)
+    pub(super) fn scratch_bytes(layout: &SlotLayout, unit: UnitSize) -> usize {
+        let (_, chunk_bytes) = layout.scratch(unit.samples);
+        (chunk_bytes * unit.chunks as usize + layout.columns.len() * 2 * PIECE_BYTES).next_multiple_of(4096)
     }
 
     pub(super) fn new(
@@ -122,14 +141,17 @@ impl Assembler {
         layout: Arc<SlotLayout>,
         slab: Region,
         scratch: Region,
-        scratch_bytes: usize,
+        unit: UnitSize,
     ) -> Self {
+        let (scratch_bytes, (places, chunk_bytes)) = (Self::scratch_bytes(&layout, unit), layout.scratch(unit.samples));
         Self {
             blocks: Blocks::new(dataset),
             layout,
             slab,
             scratch,
             scratch_bytes,
+            places,
+            chunk_bytes,
             block: None,
             group: Vec::new(),
             spare: Vec::new(),
@@ -137,6 +159,7 @@ impl Assembler {
             piece: Vec::new(),
             sums: None,
             widener: Widener::default(),
+            gathers: Gathers::default(),
             scatters: Scatters::default(),
         }
     }
@@ -151,6 +174,7 @@ impl Assembler {
     pub(super) fn build(&mut self, job: &mut Job, number: usize, out: &mut Vec<Read>) -> Result<()> {
         job.scratch = number * self.scratch_bytes;
         job.scratch_used = 0;
+        job.chunk_at = job.scratch;
         job.reads.clear();
         job.spans.clear();
         job.copies.clear();
@@ -162,7 +186,15 @@ impl Assembler {
         job.copied_bytes = 0;
         let first_read = out.len();
         self.group.clear();
+        job.chunk_first = job.taken.unit.runs.first().map_or(0, |run| run.index);
+        let mut cut = 0;
         for at in 0..job.taken.unit.runs.len() {
+            if job.taken.unit.cuts.get(cut) == Some(&at) {
+                self.make_reads(job, number, out);
+                job.chunk_at += self.chunk_bytes;
+                job.chunk_first = job.taken.unit.runs[at].index;
+                cut += 1;
+            }
             let mut run = job.taken.unit.runs[at];
             while run.count > 0 {
                 let inside = self.block.as_ref().is_some_and(|block| (block.first..block.end).contains(&run.index));
@@ -204,8 +236,8 @@ impl Assembler {
     /// A unit of defaults alone would never come back: reads a page of its block, which also shows that it is there.
     fn read_for_nothing(&mut self, job: &mut Job, number: usize, out: &mut Vec<Read>) {
         let Some(block) = &self.block else { return };
-        let unit = &job.taken.unit;
-        job.reads.push(unit.from..unit.from + u64::from(unit.count));
+        // Of all samples of the unit.
+        job.reads.push(0..u64::MAX);
         let mut parts = self.spare.pop().unwrap_or_default();
         parts.push(Part { region: JUNK, at: 0, bytes: PAGE_BYTES as u32 });
         out.push(Read { file: block.file.clone(), offset: block.block.header, parts, token: token(number, 0) });
@@ -269,19 +301,21 @@ impl Assembler {
             return;
         }
         let (mut start, mut end) = (row * bytes, (row + count) * bytes);
+        let mut at = job.chunk_at + self.places[column] + (samples.start - job.chunk_first) as usize * bytes;
         if job.check {
             start = start / PIECE_BYTES * PIECE_BYTES;
             end = end.next_multiple_of(PIECE_BYTES).min(block.block.rows as usize * bytes);
             if job.scratch_used + (end - start) > self.scratch_bytes {
                 return job.apart.push(Apart { column, stored, block: block.clone(), spans });
             }
+            at = job.scratch + job.scratch_used;
+            job.scratch_used += end - start;
+            // With thousands of small blocks in a unit, room comes first.
+            if job.copies.len() < self.layout.columns.len() * (2 * PIECE_BYTES / SCRATCH_ALIGN_BYTES) {
+                job.scratch_used = job.scratch_used.next_multiple_of(SCRATCH_ALIGN_BYTES).min(self.scratch_bytes);
+            }
         }
-        let at = job.scratch + job.scratch_used;
-        job.scratch_used += end - start;
-        if job.copies.len() < self.layout.columns.len() * (2 * PIECE_BYTES / SCRATCH_ALIGN_BYTES) {
-            job.scratch_used = job.scratch_used.next_multiple_of(SCRATCH_ALIGN_BYTES).min(self.scratch_bytes);
-        }
-        assert!(job.scratch_used <= self.scratch_bytes, "scratch of a job overflows");
+        assert!(at + (end - start) <= job.scratch + self.scratch_bytes, "scratch of a job overflows");
         let part = Part { region: SCRATCH, at, bytes: (end - start) as u32 };
         reads.push(buffer + start as u64, part, samples.clone());
         let rows_at = at + row * bytes - start;
@@ -311,27 +345,11 @@ impl Assembler {
     /// what was written come back; they are not counted yet.
     pub(super) fn finish(&mut self, job: &mut Job, bad: &mut Vec<BadSample>) {
         self.scatters.forget();
-        for copy in &job.copies {
-            let placed = &self.layout.columns[copy.column];
-            if let Some(scatter) = self.scatters.of(copy, job, self.layout.slot_bytes) {
-                self.slab.scatter(placed.offset, &self.scratch, copy.at, scatter);
-                job.copied_bytes += scatter.bytes() as u64;
-                continue;
-            }
-            for span in &job.spans[copy.spans.clone()] {
-                let bytes = span.count as usize * copy.row_bytes;
-                job.copied_bytes += bytes as u64;
-                let from = copy.at + (span.index - copy.lo) as usize * copy.row_bytes;
-                let slot = job.taken.slots[(span.step - job.taken.unit.first_step) as usize] as usize;
-                let at = slot * self.layout.slot_bytes + placed.offset + span.row as usize * placed.row_bytes;
-                if let Some(widen) = copy.widen {
-                    self.widener.turn(widen, &self.scratch, from, bytes, &self.slab, at);
-                } else if bytes >= STREAMING_BYTES {
-                    self.slab.copy_from_streaming(at, &self.scratch, from, bytes);
-                } else {
-                    self.slab.copy_from(at, &self.scratch, from, bytes);
-                }
-            }
+        let columns = self.layout.columns.len();
+        if self.layout.is_narrow() && self.gathers.begin(job, columns) {
+            (0..columns).for_each(|column| self.gather(job, column));
+        } else {
+            (0..job.copies.len()).for_each(|at| self.copy_out(job, at));
         }
         job.defaults.iter().for_each(|rows| rows.write(&self.slab, &self.layout, &job.taken, &job.spans));
         if !job.copies.is_empty() {
@@ -350,6 +368,45 @@ impl Assembler {
         }
         for (span, why) in job.lost.drain(..) {
             bad_rows(&span, span.index..span.index + u64::from(span.count), &why, bad);
+        }
+    }
+
+    /// Moves all rows of a column, as runs if they make some.
+    fn gather(&mut self, job: &mut Job, column: usize) {
+        if let Some((from, gather)) = self.gathers.of(column, job, self.layout.slot_bytes) {
+            self.slab.gather(self.layout.columns[column].offset, &self.scratch, from, gather);
+            job.copied_bytes += gather.bytes() as u64;
+            return;
+        }
+        let mut next = self.gathers.first(column);
+        while let Some(at) = next {
+            self.copy_out(job, at);
+            next = self.gathers.after(at);
+        }
+    }
+
+    /// Moves the rows of one copy.
+    fn copy_out(&mut self, job: &mut Job, at: usize) {
+        let copy = &job.copies[at];
+        let placed = &self.layout.columns[copy.column];
+        if let Some(scatter) = self.scatters.of(copy, job, self.layout.slot_bytes) {
+            self.slab.scatter(placed.offset, &self.scratch, copy.at, scatter);
+            job.copied_bytes += scatter.bytes() as u64;
+            return;
+        }
+        for span in &job.spans[copy.spans.clone()] {
+            let bytes = span.count as usize * copy.row_bytes;
+            job.copied_bytes += bytes as u64;
+            let from = copy.at + (span.index - copy.lo) as usize * copy.row_bytes;
+            let slot = job.taken.slots[(span.step - job.taken.unit.first_step) as usize] as usize;
+            let at = slot * self.layout.slot_bytes + placed.offset + span.row as usize * placed.row_bytes;
+            if let Some(widen) = copy.widen {
+                self.widener.turn(widen, &self.scratch, from, bytes, &self.slab, at);
+            } else if bytes >= STREAMING_BYTES {
+                self.slab.copy_from_streaming(at, &self.scratch, from, bytes);
+            } else {
+                self.slab.copy_from(at, &self.scratch, from, bytes);
+            }
         }
     }
 
@@ -424,8 +481,7 @@ impl Assembler {
         job.spans.clear();
         job.spans.extend(job.taken.unit.runs.iter().cloned());
         job.failed.clear();
-        let unit = &job.taken.unit;
-        job.failed.push((unit.from..unit.from + u64::from(unit.count), Failure::of(error)));
+        job.failed.push((0..u64::MAX, Failure::of(error)));
         Self::count(job, feed);
     }
 }

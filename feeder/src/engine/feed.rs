@@ -29,13 +29,15 @@ pub(super) struct Course {
     pub(super) share: Share,
     /// Most samples of a unit where the order is the topic's own.
     pub(super) in_order_samples: u32,
+    /// Most chunks of a unit where it is shuffled.
+    pub(super) chunks_together: u32,
 }
 
 impl Course {
     /// The units of `epoch` from place `n` on.
     pub(super) fn schedule(&self, cursor: Cursor) -> Result<Schedule> {
         let line = Line::new(&self.key, self.ends.clone(), cursor.epoch)?;
-        Ok(Schedule::new(line, self.share, cursor.n, self.in_order_samples)?)
+        Ok(Schedule::new(line, self.share, cursor.n, self.in_order_samples)?.joining(self.chunks_together))
     }
 }
 

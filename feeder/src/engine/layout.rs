@@ -8,6 +8,13 @@ use crate::schema::{Column, Schema};
 /// Columns begin on this border in a slot: what AVX-512 loads and most tensor libraries want.
 pub(super) const COLUMN_ALIGN_BYTES: usize = 128;
 
+/// Rows up to this size are narrow: chunks of one pool are read together, so that their rows go out side by side.
+const NARROW_ROW_BYTES: usize = 512;
+/// Chunks are read together up to so many bytes of rows: what stays in a core's caches until it goes out.
+const JOINED_BYTES: usize = 2 << 20;
+/// Columns begin on this border in the scratch.
+pub(super) const SCRATCH_ALIGN_BYTES: usize = 64;
+
 /// One delivered column: which one of the topic, and where its rows stand in a slot.
 #[derive(Clone, Debug)]
 pub(super) struct Placed {
@@ -58,6 +65,31 @@ impl SlotLayout {
         let mut by_file: Vec<usize> = (0..columns.len()).collect();
         by_file.sort_by_key(|&i| columns[i].at);
         Ok(Self { columns, by_file, slot_bytes: offset.max(1), row_bytes })
+    }
+
+    /// Whether rows are so narrow that they are to go out side by side.
+    pub(super) fn is_narrow(&self) -> bool {
+        self.row_bytes <= NARROW_ROW_BYTES
+    }
+
+    /// How many chunks of a pool are read together: one, or as many as fit where rows are narrow.
+    pub(super) fn chunks_together(&self, chunk: u32, pool: u32) -> u32 {
+        if !self.is_narrow() {
+            return 1;
+        }
+        let fitting = JOINED_BYTES / (self.row_bytes * chunk as usize).max(1);
+        u32::try_from(fitting).unwrap_or(u32::MAX).clamp(1, pool.max(1))
+    }
+
+    /// Where each column has its place in the scratch for `samples` samples, and the bytes of all of them.
+    pub(super) fn scratch(&self, samples: u32) -> (Vec<usize>, usize) {
+        let mut at = 0;
+        let places = self.columns.iter().map(|placed| {
+            let place = at;
+            at += (placed.row_bytes * samples as usize).next_multiple_of(SCRATCH_ALIGN_BYTES);
+            place
+        });
+        (places.collect(), at)
     }
 }
 

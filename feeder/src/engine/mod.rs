@@ -27,6 +27,7 @@ mod evolve;
 mod layout;
 
 mod feed;
+mod gathers;
 
 mod apart;
 mod assemble;

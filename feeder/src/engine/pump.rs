@@ -12,7 +12,7 @@ use std::time::Duration;
 use slab::{FreeWaiter, Level};
 
 use super::Dataset;
-use super::assemble::{Assembler, JUNK_BYTES, Job, place_of, seq_of};
+use super::assemble::{Assembler, JUNK_BYTES, Job, UnitSize, place_of, seq_of};
 use super::bad::BadSample;
 use super::dataset::Sample;
 use super::feed::{Failure, Feed, Incident, Take};
@@ -79,8 +79,7 @@ pub(super) struct Shared {
     pub(super) turn: Mutex<()>,
     pub(super) slab: Region,
     pub(super) settings: Settings,
-    /// Most samples of a unit.
-    pub(super) unit_samples: u32,
+    pub(super) unit: UnitSize,
     pub(super) counts: Counts,
     /// Whether the way of reading was reported.
     pub(super) reported: AtomicBool,
@@ -146,16 +145,17 @@ impl<'a> Pump<'a> {
         shared: &'a Shared,
         open: impl FnOnce(Vec<Region>) -> Result<Box<dyn BlockReader>>,
     ) -> Result<Self> {
+        // As many units as keep so many reads in flight, and one more to finish meanwhile.
         let depth = shared.settings.depth;
-        let scratch_bytes = Assembler::scratch_bytes(&shared.layout, shared.unit_samples);
-        let scratch = memory(scratch_bytes * depth)?;
+        let count = (depth.div_ceil(shared.unit.chunks as usize) + 1).min(depth);
+        let scratch = memory(Assembler::scratch_bytes(&shared.layout, shared.unit) * count)?;
         let junk = memory(JUNK_BYTES)?;
         let regions = vec![shared.slab.clone(), scratch.clone(), junk];
         let reader = open(regions)?;
         let (dataset, layout) = (shared.dataset.clone(), shared.layout.clone());
-        let assembler = Assembler::new(dataset, layout, shared.slab.clone(), scratch, scratch_bytes);
-        let jobs = (0..depth).map(|_| Job::default()).collect();
-        let idle = (0..depth).rev().collect();
+        let assembler = Assembler::new(dataset, layout, shared.slab.clone(), scratch, shared.unit);
+        let jobs = (0..count).map(|_| Job::default()).collect();
+        let idle = (0..count).rev().collect();
         Ok(Self {
             shared,
             assembler,

@@ -14,6 +14,7 @@ use cursorstore::{Cursor, PlanKey};
 use slab::{Filled, Level, Shape, Slab, SlabError, Taken as SlabTaken, Taker};
 
 use super::Dataset;
+use super::assemble::UnitSize;
 use super::batch::{MASK, shape_of};
 use super::feed::{Course, Feed};
 use super::layout::SlotLayout;
@@ -84,7 +85,11 @@ impl Runner {
     ) -> Result<(Self, Sender<()>)> {
         let in_order_samples = dataset.block_rows();
         let ends: Arc<[u64]> = dataset.line().ends().into();
-        let course = Course { key: key.clone(), ends, share, in_order_samples };
+        let unit = match key.shuffle {
+            true => UnitSize { samples: key.chunk, chunks: layout.chunks_together(key.chunk, key.pool) },
+            false => UnitSize { samples: in_order_samples, chunks: 1 },
+        };
+        let course = Course { key: key.clone(), ends, share, in_order_samples, chunks_together: unit.chunks };
         let epoch = course.schedule(Cursor { epoch: 0, n: 0 })?;
         let open_steps = epoch.span_steps();
         let slots = slots(&epoch, settings, layout.slot_bytes)?;
@@ -105,7 +110,7 @@ impl Runner {
             turn: Mutex::default(),
             slab: Region::of_slab(&slab),
             settings: settings.clone(),
-            unit_samples: if key.shuffle { key.chunk } else { in_order_samples },
+            unit,
             counts: Counts::default(),
             reported: AtomicBool::new(false),
             notices: Mutex::default(),

@@ -42,7 +42,7 @@ pub struct TopicOptions {
 
 impl Default for TopicOptions {
     fn default() -> Self {
-        Self { partitions: 1, block_bytes: 1 << 20, segment_bytes: 1 << 30, segment_age_ms: None }
+        Self { partitions: 1, block_bytes: layout::BLOCK_BYTES, segment_bytes: 1 << 30, segment_age_ms: None }
     }
 }
 

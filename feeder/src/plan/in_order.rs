@@ -31,7 +31,7 @@ impl InOrder {
         let first = steps.place(first_step) + self.at;
         let limit = first - first % self.piece + self.piece;
         let mut index = first;
-        unit.runs.clear();
+        unit.clear();
         loop {
             let count = (self.end - self.at).min(limit - index);
             let row = (self.at - steps.part(self.step).start) as u32;

@@ -1,11 +1,14 @@
 //! The plan in the order of reading: what to read next, and where each sample of it goes.
 //!
 //! A [`Unit`] is one stretch of consecutive samples to be read at once: what one rank needs of a chunk or, in order, of a
-//! piece of the line. Its [`Run`]s say which step and row each sample belongs to. Units come by non-decreasing first step,
+//! piece of the line. Where it is [asked for](Schedule::joining), it is a few such stretches: chunks of one pool that are
+//! first needed in the same step, whose samples go side by side into the steps to come. Its [`Run`]s say which step and row each sample belongs to. Units come by non-decreasing first step,
 //! every chunk in one unit only, and all rows at or after the cursor. So a reader that takes units in turn, and keeps
 //! [`span_steps`](Schedule::span_steps) steps open, never waits for itself and reads nothing twice.
 //!
 //! A schedule costs the same wherever its cursor stands, a few nanoseconds a sample, and no allocation once it runs.
+
+use std::ops::Range;
 
 use super::in_order::InOrder;
 use super::shuffled::Shuffled;
@@ -25,35 +28,50 @@ pub struct Run {
     pub row: u32,
 }
 
-/// Consecutive samples to be read together. Made empty by `default` and filled by [`Schedule::next_into`].
+/// Samples to be read together: of one chunk or piece consecutive ones. Made empty by `default` and filled by [`Schedule::next_into`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unit {
     /// First step that needs the unit.
     pub first_step: u64,
     /// Last step that needs the unit.
     pub last_step: u64,
-    /// First sample: one that is needed.
+    /// First sample of the last chunk: one that is needed.
     pub from: u64,
-    /// Samples up to the last that is needed. Those between that no run names belong to other ranks or lie before the
+    /// Its samples up to the last that is needed. Those between that no run names belong to other ranks or lie before the
     /// cursor.
     pub count: u32,
-    /// Where they go, by index; a sample that is repeated has two runs.
+    /// Where they go, chunk after chunk and by index in each; a sample that is repeated has two runs.
     pub runs: Vec<Run>,
+    /// Where in `runs` each chunk but the first begins.
+    pub cuts: Vec<usize>,
 }
 
 impl Unit {
-    /// Sets steps and samples from the runs, which are not empty and sorted by index.
+    /// Forgets everything.
+    pub(super) fn clear(&mut self) {
+        self.runs.clear();
+        self.cuts.clear();
+    }
+
+    /// Where the runs of the last chunk begin.
+    fn last_cut(&self) -> usize {
+        self.cuts.last().copied().unwrap_or(0)
+    }
+
+    /// Sets steps and samples from the runs, which are not empty and sorted by index. Steps of earlier chunks count as well.
     pub(super) fn span_runs(&mut self, first_step: u64, last_step: u64) {
-        let (first, last) = (self.runs[0], self.runs[self.runs.len() - 1]);
-        (self.first_step, self.last_step) = (first_step, last_step);
+        let (first, last) = (self.runs[self.last_cut()], self.runs[self.runs.len() - 1]);
+        self.last_step = if self.cuts.is_empty() { last_step } else { last_step.max(self.last_step) };
+        self.first_step = first_step;
         self.from = first.index;
         self.count = (last.index - first.index) as u32 + last.count;
     }
 
-    /// Adds the row that repeats a sample.
+    /// Adds the row that repeats a sample of the last chunk.
     fn pad(&mut self, run: Run) {
-        let at = self.runs.partition_point(|other| other.index <= run.index);
-        self.runs.insert(at, run);
+        let cut = self.last_cut();
+        let at = self.runs[cut..].partition_point(|other| other.index <= run.index);
+        self.runs.insert(cut + at, run);
         let end = (self.from + u64::from(self.count)).max(run.index + 1);
         self.from = self.from.min(run.index);
         self.count = (end - self.from) as u32;
@@ -69,6 +87,8 @@ pub struct Schedule {
     order: Order,
     /// Most samples of a unit in order.
     piece: u32,
+    /// Most chunks of a unit of a shuffled line.
+    chunks: u32,
     /// The row that repeats a sample, until it is given out.
     pad: Option<Run>,
 }
@@ -95,7 +115,13 @@ impl Schedule {
             let index = line.sample(steps.place_at(&line, step, position)).index;
             Run { index, count: 1, step, row }
         });
-        Ok(Self { line, steps, order, piece, pad })
+        Ok(Self { line, steps, order, piece, chunks: 1, pad })
+    }
+
+    /// The same with up to `chunks` chunks (at least 1) of one pool in a unit where they are first needed in one step.
+    #[must_use]
+    pub fn joining(self, chunks: u32) -> Self {
+        Self { chunks: chunks.max(1), ..self }
     }
 
     /// Fills `unit`, whose memory is reused, with what must be read next. False at the end, where `unit` is left as it is.
@@ -105,18 +131,30 @@ impl Schedule {
             Order::Shuffled(order) => order.next_into(&self.line, &self.steps, unit),
         };
         match (chunk, self.pad) {
-            (Some(chunk), Some(run)) if chunk.contains(&run.index) => unit.pad(run),
-            (Some(_), _) => return true,
+            (Some(chunk), _) => self.repeat(&chunk, unit),
             (None, None) => return false,
             // The repeated sample belongs to another rank's part of a chunk that this rank has no other use for.
             (None, Some(run)) => {
-                unit.runs.clear();
+                unit.clear();
                 unit.runs.push(run);
                 unit.span_runs(run.step, run.step);
+                self.pad = None;
+                return true;
             }
         }
-        self.pad = None;
+        for _ in 1..self.chunks {
+            let Order::Shuffled(order) = &mut self.order else { break };
+            let Some(chunk) = order.next_beside(unit) else { break };
+            self.repeat(&chunk, unit);
+        }
         true
+    }
+
+    /// Adds the row that repeats a sample, if it is one of `chunk`, the unit's last.
+    fn repeat(&mut self, chunk: &Range<u64>, unit: &mut Unit) {
+        if let Some(run) = self.pad.take_if(|run| chunk.contains(&run.index)) {
+            unit.pad(run);
+        }
     }
 
     /// The line.

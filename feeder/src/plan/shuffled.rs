@@ -106,6 +106,7 @@ impl Shuffled {
             while !self.visit.is_empty() {
                 let lane = &self.lanes[self.visiting as usize];
                 if lane.next_step == self.step {
+                    unit.clear();
                     return Some(self.give_out(unit));
                 }
                 let span = self.span.as_ref().expect("the walk is in a span");
@@ -119,6 +120,15 @@ impl Shuffled {
                 return None;
             }
         }
+    }
+
+    /// Adds another chunk of the pool that the last one is of, if this step needs it as well; gives its samples.
+    pub(super) fn next_beside(&mut self, unit: &mut Unit) -> Option<Range<u64>> {
+        if self.visit.is_empty() || self.lanes[self.visiting as usize].next_step != self.step {
+            return None;
+        }
+        unit.cuts.push(unit.runs.len());
+        Some(self.give_out(unit))
     }
 
     /// Goes on to the next lane, and step, that needs looking after.
@@ -214,7 +224,7 @@ impl Shuffled {
         self.lanes[lane as usize] = LaneState { span: span.number, end: range.end, next_step, pool: number };
     }
 
-    /// Gives out the next chunk of the visited lane's pool.
+    /// Gives out the next chunk of the visited lane's pool, behind what the unit holds already.
     fn give_out(&mut self, unit: &mut Unit) -> Range<u64> {
         let span = self.span.as_ref().expect("the walk is in a span");
         let lane = &mut self.lanes[self.visiting as usize];
@@ -255,16 +265,15 @@ impl Shuffled {
     }
 }
 
-/// Makes runs of a chunk's cells; gives the last step among them, relative as in the cells.
+/// Adds runs of a chunk's cells; gives the last step among them, relative as in the cells.
 fn collect(cells: &[u64], start: u64, step: u64, runs: &mut Vec<Run>) -> u64 {
-    runs.clear();
-    let (mut following, mut last) = (NONE, 0);
+    let (begin, mut following, mut last) = (runs.len(), NONE, 0);
     for (index, &cell) in (start..).zip(cells) {
         if cell == NONE {
             following = NONE;
             continue;
         }
-        match runs.last_mut() {
+        match runs[begin..].last_mut() {
             Some(run) if cell == following => run.count += 1,
             _ => runs.push(Run { index, count: 1, step: step + (cell >> 32), row: cell as u32 }),
         }

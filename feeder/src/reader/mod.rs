@@ -15,6 +15,7 @@
 mod copy;
 mod error;
 mod file;
+mod gather;
 mod preadv;
 mod region;
 mod scatter;
@@ -32,6 +33,7 @@ use std::sync::Arc;
 pub use copy::fence;
 pub use error::{ReadError, ReaderError, RingError};
 pub use file::ReadFile;
+pub use gather::Gather;
 pub use region::Region;
 pub use scatter::Scatter;
 

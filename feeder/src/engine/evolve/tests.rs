@@ -8,7 +8,7 @@ use cursorstore::Cursor;
 use slab::{Shape, Slab};
 
 use crate::engine::Dataset;
-use crate::engine::assemble::{Assembler, JUNK_BYTES, Job};
+use crate::engine::assemble::{Assembler, JUNK_BYTES, Job, UnitSize};
 use crate::engine::feed::{CODE_FAILED, Course, Feed, Take};
 use crate::engine::layout::SlotLayout;
 use crate::engine::reads::parse_token;
@@ -66,17 +66,17 @@ fn run(columns: Option<&[String]>, shuffle: bool, check: bool, script: Script) -
     let key = PlanKey { lanes: 3, chunk: 7, pool: 2, ..plan::default_key(1, total, 1, shuffle, 5) };
     let ends: Arc<[u64]> = dataset.line().ends().into();
     let share = Share { rank: 0, world: 1, batch: BATCH, tail: Tail::Pad, drop_last: false };
-    let course = Course { key: key.clone(), ends: ends.clone(), share, in_order_samples: 16 };
+    let course = Course { key: key.clone(), ends: ends.clone(), share, in_order_samples: 16, chunks_together: 2 };
     let slots = (total / u64::from(BATCH)) as u32;
     let slab = Slab::create(Shape { slots, slot_bytes: layout.slot_bytes }).unwrap();
     let layout = Arc::new(SlotLayout { slot_bytes: slab.shape().slot_bytes, ..layout });
     let (filler, mut taker) = slab.clone().split();
     let feed = Feed::new(filler, slots, course, Cursor { epoch: 0, n: 0 }).unwrap();
-    let scratch_bytes = Assembler::scratch_bytes(&layout, 16);
-    let (memory, scratch) = (Region::of_slab(&slab), Region::alloc(scratch_bytes).unwrap());
+    let unit = UnitSize { samples: 16, chunks: 2 };
+    let (memory, scratch) = (Region::of_slab(&slab), Region::alloc(Assembler::scratch_bytes(&layout, unit)).unwrap());
     let regions = vec![memory.clone(), scratch.clone(), Region::alloc(JUNK_BYTES).unwrap()];
     let mut reader = ScriptedReader::new(4, regions, script);
-    let mut assembler = Assembler::new(dataset, layout.clone(), memory.clone(), scratch, scratch_bytes);
+    let mut assembler = Assembler::new(dataset, layout.clone(), memory.clone(), scratch, unit);
     let mut job = Job::default();
     let (mut reads, mut done, mut bad) = (Vec::new(), Vec::new(), Vec::new());
     while feed.take(&mut job.taken).unwrap() == Take::Unit {

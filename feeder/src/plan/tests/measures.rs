@@ -122,6 +122,8 @@ fn defaults_follow_bytes_then_mixing() {
     assert_eq!(chunk(4104, 200_000, 1), (64, 64), "an id beside a row of a power of two");
     assert_eq!(chunk(4096 + 512, 1 << 30, 1), (64, 64), "an eighth more");
     assert_eq!(chunk(4096 + 513, 1 << 30, 1), (64, 32));
+    assert_eq!(chunk(320, 2_000_000, 1), (64, 1024), "narrow rows, a quarter more");
+    assert_eq!((chunk(384, 1 << 30, 1), chunk(385, 1 << 30, 1)), ((64, 1024), (64, 512)), "a half more");
     assert_eq!(chunk(4096, 64 * 16 * 20, 1), (64, 20), "sixteen chunks a lane");
     assert_eq!(chunk(256, 1797, 1), (64, 1));
     assert_eq!(chunk(256, 100, 8), (6, 1), "a few samples take fewer lanes");
@@ -136,7 +138,8 @@ proptest! {
     fn defaults_are_always_a_plan(row_bytes in 0u64..1 << 24, total in 0u64..1 << 40, world in prop_oneof![1u32..5000, any::<u32>()]) {
         let key = default_key(row_bytes, total, world, true, 0);
         prop_assert_eq!(&key, &default_key(row_bytes, total, world, true, 0));
-        prop_assert!(key.chunk == 1 || u64::from(key.chunk) * row_bytes <= CHUNK_BYTES + CHUNK_BYTES / 8);
+        prop_assert!(key.chunk == 1 || u64::from(key.chunk) * row_bytes <= CHUNK_BYTES + CHUNK_BYTES / 8
+            || (u64::from(key.chunk) <= CHUNK_SAMPLES_MAX && CHUNK_SAMPLES_MAX * row_bytes <= CHUNK_BYTES * 3 / 2));
         let chunks = total / u64::from(key.lanes) / u64::from(key.chunk);
         prop_assert!(chunks >= LANE_CHUNKS_MIN || key.lanes == 1);
         // Whatever data there are, no more is given up than for the power of two and for less left over.

@@ -1,0 +1,260 @@
+//! Rows of one width, from strewn places of one region to long runs of another: a column's share of a pool on its way to
+//! the batches that a shuffle gave it.
+//!
+//! The rows of a run are put together in a buffer that stays in the first cache, and from there go out in whole lines by
+//! stores that bypass the caches; a run that ends inside a line does so with a plain store. Where rows come from was worked
+//! out once, in a [`Gather`], for all columns of the same width. The source is read by relaxed atomics, which are plain moves,
+//! since others may write there at the same time (see [`Region`]).
+
+#![allow(unsafe_code)]
+
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use super::{Region, copy};
+
+/// Bytes that are put together before they go out: whole lines, far fewer than the first cache has.
+const BUFFER_BYTES: usize = 4096;
+/// Of a cache line.
+const LINE_BYTES: usize = 64;
+
+/// Where rows of one width come from, and the runs that they make.
+#[derive(Debug, Default)]
+pub struct Gather {
+    row_bytes: usize,
+    /// Where each row begins in the source, run after run.
+    from: Vec<u32>,
+    runs: Vec<Run>,
+    /// One past the last byte of all rows, at either end.
+    from_end: usize,
+    into_end: usize,
+    /// All positions in the source together, by "or": whether each is a multiple of a power of two.
+    any: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    into: usize,
+    rows: usize,
+}
+
+#[repr(align(64))]
+struct Buffer([MaybeUninit<u8>; BUFFER_BYTES + LINE_BYTES]);
+
+impl Gather {
+    /// Forgets all rows; those to come have `row_bytes` bytes, at least one.
+    pub fn reset(&mut self, row_bytes: usize) {
+        assert!(row_bytes > 0, "rows without bytes");
+        self.from.clear();
+        self.runs.clear();
+        (self.row_bytes, self.from_end, self.into_end, self.any) = (row_bytes, 0, 0, 0);
+    }
+
+    /// Adds a run to byte `into` on, of the rows at the bytes `from` of the source.
+    pub fn push(&mut self, into: usize, from: impl Iterator<Item = u32>) {
+        let before = self.from.len();
+        let (mut last, mut any) = (0, 0);
+        self.from.extend(from.inspect(|&from| {
+            last = last.max(from);
+            any |= from;
+        }));
+        let rows = self.from.len() - before;
+        if rows > 0 {
+            self.any |= any as usize;
+            self.from_end = self.from_end.max(last as usize + self.row_bytes);
+            self.into_end = self.into_end.max(into + rows * self.row_bytes);
+            self.runs.push(Run { into, rows });
+        }
+    }
+
+    /// Bytes of all rows.
+    pub fn bytes(&self) -> usize {
+        self.from.len() * self.row_bytes
+    }
+}
+
+impl Region {
+    /// Copies the rows of `gather`, whose positions count from `from` in `source` and from `at` here; call
+    /// [`fence`](super::fence) afterwards. Panics if any of them is not inside its region.
+    pub fn gather(&self, at: usize, source: &Region, from: usize, gather: &Gather) {
+        let into = self.checked(at, gather.into_end);
+        let from: *const u8 = source.checked(from, gather.from_end);
+        let aligned = (from.addr() | gather.any).is_multiple_of(gather.row_bytes.max(1));
+        // SAFETY: every row ends before the ends checked above, in mapped memory; words are on borders of their size, as the
+        // source's address and all positions in it are; nobody holds references there.
+        unsafe {
+            match (gather.row_bytes, aligned) {
+                (1, true) => words::<AtomicU8>(into, from, gather),
+                (2, true) => words::<AtomicU16>(into, from, gather),
+                (4, true) => words::<AtomicU32>(into, from, gather),
+                (8, true) => words::<AtomicU64>(into, from, gather),
+                (bytes, _) if bytes > BUFFER_BYTES || bytes.is_multiple_of(LINE_BYTES) => one_by_one(into, from, gather),
+                _ => assemble(into, from, gather, |buffer, from, places| {
+                    for (row, &place) in places.iter().enumerate() {
+                        copy::copy_plain(buffer.add(row * gather.row_bytes), from.add(place as usize), gather.row_bytes);
+                    }
+                }),
+            }
+        }
+    }
+}
+
+/// An atomic word.
+trait Word {
+    /// Copies the word at `from` to `into`, which need not be aligned.
+    ///
+    /// # Safety
+    ///
+    /// `from` is mapped, readable and aligned; `into` is writable and nobody else's.
+    unsafe fn copy(into: *mut u8, from: *const u8);
+}
+
+macro_rules! word {
+    ($atomic:ty, $plain:ty) => {
+        impl Word for $atomic {
+            #[inline(always)]
+            unsafe fn copy(into: *mut u8, from: *const u8) {
+                // SAFETY: as the caller promises.
+                unsafe {
+                    let word = <$atomic>::from_ptr(from.cast_mut().cast()).load(Ordering::Relaxed);
+                    into.cast::<$plain>().write_unaligned(word);
+                }
+            }
+        }
+    };
+}
+word!(AtomicU8, u8);
+word!(AtomicU16, u16);
+word!(AtomicU32, u32);
+word!(AtomicU64, u64);
+
+/// # Safety
+///
+/// All rows of `gather` are inside mapped memory, and those of the source are aligned to their size, that of `W`.
+unsafe fn words<W: Word>(into: *mut u8, from: *const u8, gather: &Gather) {
+    // SAFETY: as the caller promises; the buffer has room for the rows given.
+    unsafe {
+        assemble(into, from, gather, |buffer, from, places| {
+            for (row, &place) in places.iter().enumerate() {
+                W::copy(buffer.add(row * size_of::<W>()), from.add(place as usize));
+            }
+        });
+    }
+}
+
+/// Puts rows together by `fill`, which gets the buffer, the source and the rows' places, and sends them out.
+///
+/// # Safety
+///
+/// All rows of `gather` are inside mapped memory, and none is larger than the buffer.
+#[inline(always)]
+unsafe fn assemble(into: *mut u8, from: *const u8, gather: &Gather, fill: impl Fn(*mut u8, *const u8, &[u32])) {
+    let mut buffer = Buffer([MaybeUninit::uninit(); BUFFER_BYTES + LINE_BYTES]);
+    let buffer = buffer.0.as_mut_ptr().cast::<u8>();
+    let (mut places, most) = (&gather.from[..], BUFFER_BYTES / gather.row_bytes);
+    for run in &gather.runs {
+        let (mut row, mut rows) = (run.into, run.rows);
+        while rows > 0 {
+            let (now, later) = places.split_at(rows.min(most));
+            // SAFETY: at most a line less a byte and `BUFFER_BYTES` are used of the buffer; the rows end where the run does.
+            unsafe {
+                let row_at = into.add(row);
+                let buffer = buffer.add(row_at.addr() % LINE_BYTES);
+                fill(buffer, from, now);
+                copy::copy_streaming(row_at, buffer, now.len() * gather.row_bytes);
+            }
+            places = later;
+            row += now.len() * gather.row_bytes;
+            rows -= now.len();
+        }
+    }
+}
+
+/// # Safety
+///
+/// All rows of `gather` are inside mapped memory.
+unsafe fn one_by_one(into: *mut u8, from: *const u8, gather: &Gather) {
+    let mut places = gather.from.iter();
+    for run in &gather.runs {
+        for (row, &place) in places.by_ref().take(run.rows).enumerate() {
+            let row_at = run.into + row * gather.row_bytes;
+            // SAFETY: as the caller promises.
+            unsafe { copy::copy_streaming(into.add(row_at), from.add(place as usize), gather.row_bytes) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fence;
+    use super::*;
+
+    const ROOM: usize = 64 << 10;
+
+    /// Gathers runs of these lengths, one after the other with gaps of `gap` rows, from rows strewn over the source.
+    fn check(bytes: usize, (at, from): (usize, usize), runs: &[usize], gap: usize) {
+        let (source, target) = (Region::alloc(ROOM).unwrap(), Region::alloc(ROOM).unwrap());
+        let data: Vec<u8> = (0..ROOM).map(|i| (i * 7 + i / 256 + 1) as u8).collect();
+        source.write(0, &data);
+        let mut expected = vec![0; ROOM];
+        let mut gather = Gather::default();
+        gather.reset(99);
+        gather.push(0, [0, 3].into_iter());
+        gather.reset(bytes);
+        let (mut to, mut total) = (0, 0);
+        let strewn = ROOM / 4 / bytes;
+        for &rows in runs {
+            let places: Vec<u32> = (0..rows).map(|row| ((total + row) * 37 % strewn * bytes) as u32).collect();
+            gather.push(to, places.iter().copied());
+            for (row, &place) in places.iter().enumerate() {
+                let (to, place) = (at + to + row * bytes, from + place as usize);
+                expected[to..to + bytes].copy_from_slice(&data[place..place + bytes]);
+            }
+            to += (rows + gap) * bytes;
+            total += rows;
+        }
+        assert_eq!(gather.bytes(), total * bytes);
+        target.gather(at, &source, from, &gather);
+        fence();
+        let mut got = vec![0; ROOM];
+        target.read(0, &mut got);
+        assert!(got == expected, "bytes={bytes} at={at} from={from} runs={runs:?}");
+    }
+
+    #[test]
+    fn rows_of_every_width_and_alignment_make_the_runs_asked_for() {
+        for bytes in (1..=17).chain([24, 31, 56, 63, 64, 65, 96, 128, 200, 256, 1000]) {
+            for place in [(0, 0), (128, 64), (8, 16), (1, 0), (0, 1), (7, 9), (63, 8), (36, 4)] {
+                check(bytes, place, &[1, 2, 0, 5, 16], 1);
+                check(bytes, place, &[3], 0);
+            }
+        }
+    }
+
+    #[test]
+    fn runs_longer_than_the_buffer_and_rows_larger_than_it_are_whole() {
+        for bytes in [1, 2, 4, 8, 3, 12, 56] {
+            let most = BUFFER_BYTES / bytes;
+            for place in [(0, 0), (128, 0), (4, 8), (5, 3)] {
+                check(bytes, place, &[most - 1, most, most + 1, 2 * most + 3], 2);
+            }
+        }
+        for bytes in [BUFFER_BYTES, BUFFER_BYTES + 1, 5000] {
+            check(bytes, (64, 0), &[2, 1], 1);
+            check(bytes, (3, 1), &[2, 1], 1);
+        }
+    }
+
+    #[test]
+    fn a_row_outside_is_refused_before_anything_is_copied() {
+        let (source, target) = (Region::alloc(4096).unwrap(), Region::alloc(4096).unwrap());
+        let mut gather = Gather::default();
+        gather.reset(4);
+        gather.push(4088, [0, 4092].into_iter());
+        target.gather(0, &source, 0, &gather);
+        for (at, from) in [(1, 0), (0, 1), (usize::MAX, 0), (0, usize::MAX)] {
+            let outside = std::panic::AssertUnwindSafe(|| target.gather(at, &source, from, &gather));
+            assert!(std::panic::catch_unwind(outside).is_err());
+        }
+    }
+}
