@@ -18,7 +18,7 @@ use std::sync::Arc;
 use super::Dataset;
 use super::apart::{self, Apart};
 use super::bad::{BadSample, bad_rows, mismatch};
-use super::blocks::{BlockSpan, Blocks, Located};
+use super::blocks::{BlockSpan, Blocks, ColumnsAt, Located};
 use super::evolve::{self, DefaultRows, Widener};
 use super::feed::{Failure, Feed, Taken};
 use super::gathers::Gathers;
@@ -94,6 +94,13 @@ struct Check {
     samples: Range<u64>,
 }
 
+/// Spans that lie in one part of a block, with their rows.
+struct Grouped {
+    spans: Range<usize>,
+    rows: usize,
+    block: BlockSpan,
+}
+
 /// How large units are.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UnitSize {
@@ -114,8 +121,9 @@ pub(super) struct Assembler {
     places: Vec<usize>,
     chunk_bytes: usize,
     block: Option<BlockSpan>,
-    /// The parts of one block whose reads are still to be made, each with its first span.
-    group: Vec<(usize, BlockSpan)>,
+    /// The parts of one block whose reads are still to be made.
+    group: Vec<Grouped>,
+    columns_at: ColumnsAt,
     /// Part lists that came back with their reads.
     spare: Vec<Vec<Part>>,
     /// File offset one past the read made last.
@@ -154,6 +162,7 @@ impl Assembler {
             chunk_bytes,
             block: None,
             group: Vec::new(),
+            columns_at: ColumnsAt::default(),
             spare: Vec::new(),
             read_end: 0,
             piece: Vec::new(),
@@ -211,15 +220,19 @@ impl Assembler {
                             }
                         },
                     };
-                    if !self.group.last().is_none_or(|(_, last)| last.is_beside(&block)) {
+                    if !self.group.last().is_none_or(|last| last.block.is_beside(&block)) {
                         self.make_reads(job, number, out);
                     }
-                    self.group.push((job.spans.len(), block.clone()));
+                    self.group.push(Grouped { spans: job.spans.len()..job.spans.len(), rows: 0, block: block.clone() });
                     self.block = Some(block);
                 }
                 let end = self.block.as_ref().map_or(run.index, |block| block.end);
                 let count = u64::from(run.count).min(end - run.index) as u32;
                 job.spans.push(Run { count, ..run });
+                if let Some(last) = self.group.last_mut() {
+                    last.spans.end = job.spans.len();
+                    last.rows += count as usize;
+                }
                 run.index += u64::from(count);
                 run.row += count;
                 run.count -= count;
@@ -246,11 +259,13 @@ impl Assembler {
     /// The reads of the spans of `self.group`, which lie in one block: column after column, so that offsets grow.
     fn make_reads(&mut self, job: &mut Job, number: usize, out: &mut Vec<Read>) {
         let mut group = std::mem::take(&mut self.group);
+        if let Some(first) = group.first() {
+            self.columns_at.find(first.block.segment.schema(), first.block.block.rows);
+        }
         for at in 0..self.layout.by_file.len() {
             let column = self.layout.by_file[at];
-            for (part, (from, block)) in group.iter().enumerate() {
-                let to = group.get(part + 1).map_or(job.spans.len(), |(next, _)| *next);
-                self.make_column_reads(job, column, (*from..to, block), number, out);
+            for part in &group {
+                self.make_column_reads(job, column, part, number, out);
             }
         }
         group.clear();
@@ -262,15 +277,15 @@ impl Assembler {
         &mut self,
         job: &mut Job,
         column: usize,
-        (spans, block): (Range<usize>, &BlockSpan),
+        part: &Grouped,
         number: usize,
         out: &mut Vec<Read>,
     ) {
+        let (spans, block) = (part.spans.clone(), &part.block);
         let (Some(first), Some(last)) = (job.spans[spans.clone()].first(), job.spans[spans.clone()].last()) else {
             return;
         };
         let samples = first.index..last.index + u64::from(last.count);
-        let rows: u64 = job.spans[spans.clone()].iter().map(|span| u64::from(span.count)).sum();
         let row = block.row_of(samples.start) as usize;
         let count = (samples.end - samples.start) as usize;
         let mut reads = Reads {
@@ -287,8 +302,8 @@ impl Assembler {
             Err(element) => return job.defaults.push(DefaultRows::new(column, placed, element, spans)),
         };
         let bytes = stored.row_bytes;
-        let buffer = block.block.body + column_at(block.segment.schema(), block.block.rows, stored.at);
-        let run_bytes = bytes * rows as usize / spans.len();
+        let buffer = block.block.body + self.columns_at.at[stored.at];
+        let run_bytes = bytes * part.rows / spans.len();
         let short = run_bytes < DIRECT_BYTES && spans.len() > DIRECT_RUNS;
         if !job.check && !short && stored.widen.is_none() {
             for span in &job.spans[spans] {

@@ -12,8 +12,9 @@ use super::layout::{COLUMN_ALIGN_BYTES, SlotLayout};
 use super::runner::Runner;
 use crate::schema::{Column, Dtype};
 
-/// Columns of fewer bytes a batch are handed out as ordinary memory: a copy of that size costs less than holding a slot.
-pub const SMALL_COLUMN_BYTES: usize = 64 << 10;
+/// Columns of fewer bytes a batch, all of them together, are handed out as ordinary memory: a copy of that size costs less
+/// than holding a slot. Many small columns that together have more stay in the slot.
+pub const SMALL_COLUMNS_BYTES: usize = 64 << 10;
 /// Name of the column that marks rows which are samples, not repeats or holes.
 pub const MASK: &str = "mask";
 
@@ -51,13 +52,22 @@ pub struct Batch {
     pub columns: Vec<BatchColumn>,
 }
 
-/// Bytes of a batch of `rows` rows that are worth a lease.
-pub(super) fn large_bytes(layout: &SlotLayout, rows: u32) -> usize {
-    let sizes = layout.columns.iter().map(|placed| placed.row_bytes * rows as usize);
-    sizes.filter(|&bytes| bytes >= SMALL_COLUMN_BYTES).sum()
+/// The least bytes of a column, in a batch of `rows` rows, that are worth a lease.
+fn least_large_bytes(layout: &SlotLayout, rows: usize) -> usize {
+    let sizes = layout.columns.iter().map(|placed| placed.row_bytes * rows);
+    let small: usize = sizes.filter(|&bytes| bytes < SMALL_COLUMNS_BYTES).sum();
+    if small < SMALL_COLUMNS_BYTES { SMALL_COLUMNS_BYTES } else { 0 }
 }
 
-/// The columns of a filled slot: large ones in place, small ones (or all, if the trainer holds too many slots) copied.
+/// Bytes of a batch of `rows` rows that are worth a lease.
+pub(super) fn large_bytes(layout: &SlotLayout, rows: u32) -> usize {
+    let least = least_large_bytes(layout, rows as usize);
+    let sizes = layout.columns.iter().map(|placed| placed.row_bytes * rows as usize);
+    sizes.filter(|&bytes| bytes >= least).sum()
+}
+
+/// The columns of a filled slot: large ones in place, small ones copied to memory of the batch's own. All are copied if the
+/// trainer holds too many slots, each to memory of its own: who keeps one of them keeps only that.
 /// `mask`: how many rows are samples, and what happened to some of them.
 pub(super) fn columns(
     runner: &Runner,
@@ -67,51 +77,60 @@ pub(super) fn columns(
     mask: Option<(u32, &[Incident])>,
 ) -> Vec<BatchColumn> {
     let rows = filled.rows as usize;
-    let leased = |bytes: usize| bytes >= SMALL_COLUMN_BYTES && !crowded;
+    let least = least_large_bytes(layout, rows);
+    let is_small = |bytes: usize| bytes < least && !crowded;
     let sizes = layout.columns.iter().map(|placed| placed.row_bytes * rows);
-    let copied: usize = sizes.filter(|&bytes| !leased(bytes)).map(aligned).sum();
+    let small: usize = sizes.filter(|&bytes| is_small(bytes)).map(aligned).sum();
     let mask_bytes = if mask.is_some() { rows } else { 0 };
-    let mut ordinary = Ordinary::new(copied + mask_bytes, crowded.then_some(&runner.held));
-    let memory = ordinary.address();
+    let mut ordinary = (small > 0 || mask.is_some()).then(|| Ordinary::new(small + mask_bytes, None));
+    let memory = ordinary.as_mut().map_or(0, Ordinary::address);
     let (base, slot) = (filled.slot as usize * runner.slot_bytes, runner.slab.slot(filled.slot).0.expose_provenance());
-    let mut at = 0;
-    for placed in &layout.columns {
-        let bytes = placed.row_bytes * rows;
-        if !leased(bytes) {
-            runner.shared.slab.read(base + placed.offset, &mut ordinary.bytes()[at..at + bytes]);
-            at += aligned(bytes);
+    let slab = &runner.shared.slab;
+    if let Some(ordinary) = &mut ordinary {
+        let mut at = 0;
+        for placed in &layout.columns {
+            let bytes = placed.row_bytes * rows;
+            if is_small(bytes) {
+                slab.read(base + placed.offset, &mut ordinary.bytes()[at..at + bytes]);
+                at += aligned(bytes);
+            }
+        }
+        if let Some((valid, incidents)) = mask {
+            let flags = &mut ordinary.bytes()[at..];
+            flags[..valid as usize].fill(1);
+            for incident in incidents.iter().filter(|incident| incident.masked) {
+                flags[incident.row as usize] = 0;
+            }
         }
     }
-    if let Some((valid, incidents)) = mask {
-        let flags = &mut ordinary.bytes()[at..];
-        flags[..valid as usize].fill(1);
-        for incident in incidents.iter().filter(|incident| incident.masked) {
-            flags[incident.row as usize] = 0;
-        }
-    }
+    let ordinary: Option<Owner> = ordinary.map(|ordinary| Arc::new(ordinary) as Owner);
     let lease: Owner = Arc::new(runner.taker.lease(filled.slot));
-    let ordinary: Owner = Arc::new(ordinary);
     let mut next = memory;
     let mut columns = Vec::with_capacity(layout.columns.len() + usize::from(mask.is_some()));
     for (placed, shape) in layout.columns.iter().zip(&runner.shapes) {
         let bytes = placed.row_bytes * rows;
-        let (address, owner) = match leased(bytes) {
-            true => (slot + placed.offset, lease.clone()),
-            false => (next, ordinary.clone()),
+        let (address, owner) = match &ordinary {
+            Some(ordinary) if is_small(bytes) => {
+                next += aligned(bytes);
+                (next - aligned(bytes), ordinary.clone())
+            }
+            _ if crowded => {
+                let mut own = Ordinary::new(bytes, Some(&runner.held));
+                slab.read(base + placed.offset, own.bytes());
+                (own.address(), Arc::new(own) as Owner)
+            }
+            _ => (slot + placed.offset, lease.clone()),
         };
-        if !leased(bytes) {
-            next += aligned(bytes);
-        }
         let shape = if shape[0] == rows as i64 { shape.clone() } else { shape_of(rows, &placed.column) };
         let (name, dtype) = (placed.name.clone(), placed.column.dtype);
         columns.push(BatchColumn { name, dtype, shape, address, bytes, owner });
     }
-    if mask.is_some() {
+    if let (Some(ordinary), true) = (ordinary, mask.is_some()) {
         columns.push(BatchColumn {
             name: runner.mask_name.clone(),
             dtype: Dtype::Bool,
             shape: [rows as i64].into(),
-            address: memory + at,
+            address: memory + small,
             bytes: rows,
             owner: ordinary,
         });

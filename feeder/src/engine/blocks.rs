@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::Dataset;
 use crate::error::{Error, Result};
-use crate::log::{BlockRef, Found, SegmentView};
+use crate::log::{BlockRef, Found, SegmentView, columns_at};
 use crate::reader::ReadFile;
+use crate::schema::Schema;
 use crate::versions::Upgrade;
 
 /// Files that a thread keeps at hand, beyond those that the dataset holds open.
@@ -32,6 +33,25 @@ impl BlockSpan {
 
     pub(super) fn row_of(&self, index: u64) -> u64 {
         self.first_row + (index - self.first)
+    }
+}
+
+/// Where columns stand in the bodies of blocks, for the kind of block looked at last.
+#[derive(Default)]
+pub(super) struct ColumnsAt {
+    of: Option<(Arc<Schema>, u32)>,
+    /// Per column of the schema, from the body's beginning on.
+    pub(super) at: Vec<u64>,
+}
+
+impl ColumnsAt {
+    /// Goes over to blocks of `rows` rows of `schema`.
+    pub(super) fn find(&mut self, schema: &Arc<Schema>, rows: u32) {
+        if self.of.as_ref().is_some_and(|(known, of)| *of == rows && Arc::ptr_eq(known, schema)) {
+            return;
+        }
+        columns_at(schema, rows, &mut self.at);
+        self.of = Some((schema.clone(), rows));
     }
 }
 

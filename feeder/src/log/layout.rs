@@ -31,6 +31,17 @@ pub fn column_at(schema: &Schema, rows: u32, column: usize) -> u64 {
     schema.columns()[..column].iter().map(|column| page_up(column.row_bytes() as u64 * u64::from(rows))).sum()
 }
 
+/// [`column_at`] of every column, in one go.
+pub fn columns_at(schema: &Schema, rows: u32, places: &mut Vec<u64>) {
+    let mut at = 0;
+    places.clear();
+    places.extend(schema.columns().iter().map(|column| {
+        let place = at;
+        at += page_up(column.row_bytes() as u64 * u64::from(rows));
+        place
+    }));
+}
+
 /// Bytes of the body of a block of `rows` rows, padding of its last column included.
 pub fn body_bytes(schema: &Schema, rows: u32) -> u64 {
     column_at(schema, rows, schema.columns().len())
@@ -62,9 +73,10 @@ mod tests {
     fn columns_stand_on_borders_one_after_the_other() {
         let schema = Schema::parse("id:int64, image:uint8[3x50], y:float32").unwrap();
         for rows in [1, 27, 28, 512, 513, 4096] {
-            let mut at = 0;
+            let (mut at, mut places) = (0, vec![7]);
+            columns_at(&schema, rows, &mut places);
             for (number, column) in schema.columns().iter().enumerate() {
-                assert_eq!(column_at(&schema, rows, number), at);
+                assert_eq!((column_at(&schema, rows, number), places[number]), (at, at));
                 assert_eq!(at % PAGE_BYTES, 0);
                 let bytes = column.row_bytes() as u64 * u64::from(rows);
                 at += bytes + (PAGE_BYTES - bytes % PAGE_BYTES) % PAGE_BYTES;

@@ -13,8 +13,13 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use super::{Region, copy};
 
-/// Bytes that are put together before they go out: whole lines, far fewer than the first cache has.
-const BUFFER_BYTES: usize = 4096;
+/// Bytes that are put together before they go out: far fewer than the first cache has, and so many that the first of them
+/// have left the processor's store buffer, which is read from at a walk only.
+const BUFFER_BYTES: usize = 8192;
+/// Most bytes of a run that are put together at once.
+const PIECE_BYTES: usize = 4096;
+/// Most runs in the buffer.
+const HELD_MAX: usize = 64;
 /// Of a cache line.
 const LINE_BYTES: usize = 64;
 
@@ -39,7 +44,7 @@ struct Run {
 }
 
 #[repr(align(64))]
-struct Buffer([MaybeUninit<u8>; BUFFER_BYTES + LINE_BYTES]);
+struct Buffer([MaybeUninit<u8>; BUFFER_BYTES]);
 
 impl Gather {
     /// Forgets all rows; those to come have `row_bytes` bytes, at least one.
@@ -88,7 +93,7 @@ impl Region {
                 (2, true) => words::<AtomicU16>(into, from, gather),
                 (4, true) => words::<AtomicU32>(into, from, gather),
                 (8, true) => words::<AtomicU64>(into, from, gather),
-                (bytes, _) if bytes > BUFFER_BYTES || bytes.is_multiple_of(LINE_BYTES) => one_by_one(into, from, gather),
+                (bytes, _) if bytes > PIECE_BYTES || bytes.is_multiple_of(LINE_BYTES) => one_by_one(into, from, gather),
                 _ => assemble(into, from, gather, |buffer, from, places| {
                     for (row, &place) in places.iter().enumerate() {
                         copy::copy_plain(buffer.add(row * gather.row_bytes), from.add(place as usize), gather.row_bytes);
@@ -142,32 +147,53 @@ unsafe fn words<W: Word>(into: *mut u8, from: *const u8, gather: &Gather) {
     }
 }
 
+/// Rows that are together in the buffer and have yet to go out.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    buffer_at: usize,
+    into: usize,
+    bytes: usize,
+}
+
 /// Puts rows together by `fill`, which gets the buffer, the source and the rows' places, and sends them out.
 ///
 /// # Safety
 ///
-/// All rows of `gather` are inside mapped memory, and none is larger than the buffer.
+/// All rows of `gather` are inside mapped memory, and none is larger than [`PIECE_BYTES`].
 #[inline(always)]
 unsafe fn assemble(into: *mut u8, from: *const u8, gather: &Gather, fill: impl Fn(*mut u8, *const u8, &[u32])) {
-    let mut buffer = Buffer([MaybeUninit::uninit(); BUFFER_BYTES + LINE_BYTES]);
+    let mut buffer = Buffer([MaybeUninit::uninit(); BUFFER_BYTES]);
     let buffer = buffer.0.as_mut_ptr().cast::<u8>();
-    let (mut places, most) = (&gather.from[..], BUFFER_BYTES / gather.row_bytes);
+    let (mut places, most) = (&gather.from[..], PIECE_BYTES / gather.row_bytes);
+    let (mut held, mut count, mut used) = ([Held::default(); HELD_MAX], 0, 0);
+    let send = |held: &[Held]| {
+        for piece in held {
+            // SAFETY: what was filled, to where it was checked to go.
+            unsafe { copy::copy_streaming(into.add(piece.into), buffer.add(piece.buffer_at), piece.bytes) }
+        }
+    };
     for run in &gather.runs {
-        let (mut row, mut rows) = (run.into, run.rows);
+        let (mut row_at, mut rows) = (run.into, run.rows);
         while rows > 0 {
             let (now, later) = places.split_at(rows.min(most));
-            // SAFETY: at most a line less a byte and `BUFFER_BYTES` are used of the buffer; the rows end where the run does.
-            unsafe {
-                let row_at = into.add(row);
-                let buffer = buffer.add(row_at.addr() % LINE_BYTES);
-                fill(buffer, from, now);
-                copy::copy_streaming(row_at, buffer, now.len() * gather.row_bytes);
+            let bytes = now.len() * gather.row_bytes;
+            if count == HELD_MAX || used + LINE_BYTES + bytes > BUFFER_BYTES {
+                send(&held[..count]);
+                (count, used) = (0, 0);
             }
+            // Lines of the buffer become lines of the region.
+            let buffer_at = used + into.addr().wrapping_add(row_at) % LINE_BYTES;
+            // SAFETY: there is room for so many bytes, as was just seen to; the rows end where the run does.
+            unsafe { fill(buffer.add(buffer_at), from, now) };
+            held[count] = Held { buffer_at, into: row_at, bytes };
+            count += 1;
+            used = (buffer_at + bytes).next_multiple_of(LINE_BYTES);
             places = later;
-            row += now.len() * gather.row_bytes;
+            row_at += bytes;
             rows -= now.len();
         }
     }
+    send(&held[..count]);
 }
 
 /// # Safety
@@ -234,12 +260,12 @@ mod tests {
     #[test]
     fn runs_longer_than_the_buffer_and_rows_larger_than_it_are_whole() {
         for bytes in [1, 2, 4, 8, 3, 12, 56] {
-            let most = BUFFER_BYTES / bytes;
+            let most = PIECE_BYTES / bytes;
             for place in [(0, 0), (128, 0), (4, 8), (5, 3)] {
                 check(bytes, place, &[most - 1, most, most + 1, 2 * most + 3], 2);
             }
         }
-        for bytes in [BUFFER_BYTES, BUFFER_BYTES + 1, 5000] {
+        for bytes in [PIECE_BYTES, PIECE_BYTES + 1, 5000] {
             check(bytes, (64, 0), &[2, 1], 1);
             check(bytes, (3, 1), &[2, 1], 1);
         }
