@@ -273,14 +273,7 @@ impl Assembler {
     }
 
     /// The reads of one column of some spans, which lie in one part of a block.
-    fn make_column_reads(
-        &mut self,
-        job: &mut Job,
-        column: usize,
-        part: &Grouped,
-        number: usize,
-        out: &mut Vec<Read>,
-    ) {
+    fn make_column_reads(&mut self, job: &mut Job, column: usize, part: &Grouped, number: usize, out: &mut Vec<Read>) {
         let (spans, block) = (part.spans.clone(), &part.block);
         let (Some(first), Some(last)) = (job.spans[spans.clone()].first(), job.spans[spans.clone()].last()) else {
             return;

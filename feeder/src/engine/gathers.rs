@@ -146,7 +146,8 @@ impl Gathers {
             for place in &self.places {
                 let (now, later) = sources.split_at(place.rows as usize);
                 sources = later;
-                let from = |source: &Source| (self.begins[source.part as usize] + source.row as usize * row_bytes) as u32;
+                let from =
+                    |source: &Source| (self.begins[source.part as usize] + source.row as usize * row_bytes) as u32;
                 width.gather.push(place.slot_at + place.row as usize * row_bytes, now.iter().map(from));
             }
         }
@@ -206,19 +207,17 @@ impl Gathers {
     /// Makes runs of the rows that follow each other in a step.
     fn make_runs(&mut self, job: &Job, slot_bytes: usize) {
         for (step, &slot) in self.steps.iter().zip(&job.taken.slots) {
-            let mut open = false;
-            for row in step.first..step.end {
-                let source = self.table[step.table_at + (row - step.first) as usize];
-                if source.part == NONE {
-                    open = false;
-                    continue;
+            let rows = step.end.saturating_sub(step.first) as usize;
+            let sources = &self.table[step.table_at..step.table_at + rows];
+            let slot_at = slot as usize * slot_bytes;
+            let mut row = step.first;
+            for sources in sources.split(|source| source.part == NONE) {
+                let rows = sources.len() as u32;
+                if rows > 0 {
+                    self.sources.extend_from_slice(sources);
+                    self.places.push(Place { slot_at, row, rows });
                 }
-                self.sources.push(source);
-                match self.places.last_mut() {
-                    Some(place) if open => place.rows += 1,
-                    _ => self.places.push(Place { slot_at: slot as usize * slot_bytes, row, rows: 1 }),
-                }
-                open = true;
+                row += rows + 1;
             }
         }
     }

@@ -1,15 +1,14 @@
 //! Rows of one width, from strewn places of one region to long runs of another: a column's share of a pool on its way to
 //! the batches that a shuffle gave it.
 //!
-//! The rows of a run are put together in a buffer that stays in the first cache, and from there go out in whole lines by
-//! stores that bypass the caches; a run that ends inside a line does so with a plain store. Where rows come from was worked
-//! out once, in a [`Gather`], for all columns of the same width. The source is read by relaxed atomics, which are plain moves,
-//! since others may write there at the same time (see [`Region`]).
+//! Runs go out in whole lines by stores that bypass the caches; a run that begins or ends inside a line does so with plain
+//! stores. Words of 4 and 8 bytes become lines in registers, rows of other widths in a buffer that stays in the first cache.
+//! Where rows come from was worked out once, in a [`Gather`], for all columns of the same width. As all copies between
+//! regions, these are made of machine instructions that the compiler does not look into (see [`Region`]).
 
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use super::{Region, copy};
 
@@ -33,7 +32,7 @@ pub struct Gather {
     /// One past the last byte of all rows, at either end.
     from_end: usize,
     into_end: usize,
-    /// All positions in the source together, by "or": whether each is a multiple of a power of two.
+    /// Where all runs begin, by "or": whether each does on a multiple of a power of two.
     any: usize,
 }
 
@@ -58,14 +57,11 @@ impl Gather {
     /// Adds a run to byte `into` on, of the rows at the bytes `from` of the source.
     pub fn push(&mut self, into: usize, from: impl Iterator<Item = u32>) {
         let before = self.from.len();
-        let (mut last, mut any) = (0, 0);
-        self.from.extend(from.inspect(|&from| {
-            last = last.max(from);
-            any |= from;
-        }));
+        let mut last = 0;
+        self.from.extend(from.inspect(|&from| last = last.max(from)));
         let rows = self.from.len() - before;
         if rows > 0 {
-            self.any |= any as usize;
+            self.any |= into;
             self.from_end = self.from_end.max(last as usize + self.row_bytes);
             self.into_end = self.into_end.max(into + rows * self.row_bytes);
             self.runs.push(Run { into, rows });
@@ -84,66 +80,159 @@ impl Region {
     pub fn gather(&self, at: usize, source: &Region, from: usize, gather: &Gather) {
         let into = self.checked(at, gather.into_end);
         let from: *const u8 = source.checked(from, gather.from_end);
-        let aligned = (from.addr() | gather.any).is_multiple_of(gather.row_bytes.max(1));
-        // SAFETY: every row ends before the ends checked above, in mapped memory; words are on borders of their size, as the
-        // source's address and all positions in it are; nobody holds references there.
+        let aligned = (into.addr() | gather.any).is_multiple_of(gather.row_bytes.max(1));
+        // SAFETY: every row ends before the ends checked above, in mapped memory.
         unsafe {
             match (gather.row_bytes, aligned) {
-                (1, true) => words::<AtomicU8>(into, from, gather),
-                (2, true) => words::<AtomicU16>(into, from, gather),
-                (4, true) => words::<AtomicU32>(into, from, gather),
-                (8, true) => words::<AtomicU64>(into, from, gather),
+                (4, true) => words::<4>(into, from, gather),
+                (8, true) => words::<8>(into, from, gather),
                 (bytes, _) if bytes > PIECE_BYTES || bytes.is_multiple_of(LINE_BYTES) => one_by_one(into, from, gather),
-                _ => assemble(into, from, gather, |buffer, from, places| {
-                    for (row, &place) in places.iter().enumerate() {
-                        copy::copy_plain(buffer.add(row * gather.row_bytes), from.add(place as usize), gather.row_bytes);
-                    }
-                }),
+                _ => assemble(into, from, gather),
             }
         }
     }
 }
 
-/// An atomic word.
-trait Word {
-    /// Copies the word at `from` to `into`, which need not be aligned.
+/// Rows of one word: those of a whole line go from the source to registers and from there out, the others by themselves.
+///
+/// # Safety
+///
+/// All rows of `gather` are inside mapped memory; all runs begin on a border of `BYTES`, which is 4 or 8.
+unsafe fn words<const BYTES: usize>(into: *mut u8, from: *const u8, gather: &Gather) {
+    let one_by_one = |into: *mut u8, places: &[u32]| {
+        for (row, &place) in places.iter().enumerate() {
+            // SAFETY: as the caller promises.
+            unsafe { copy::copy_plain(into.add(row * BYTES), from.add(place as usize), BYTES) }
+        }
+    };
+    let (mut places, line_rows) = (&gather.from[..], LINE_BYTES / BYTES);
+    for run in &gather.runs {
+        let (rows, later) = places.split_at(run.rows);
+        places = later;
+        let into = into.wrapping_add(run.into);
+        let head = (into.addr().wrapping_neg() % LINE_BYTES / BYTES).min(run.rows);
+        let lines = (run.rows - head) / line_rows;
+        let (rows, tail) = rows.split_at(head + lines * line_rows);
+        let (head, rows) = rows.split_at(head);
+        one_by_one(into, head);
+        let into = into.wrapping_add(head.len() * BYTES);
+        if lines > 0 {
+            // SAFETY: `into` is on a line's border; so many lines end where the run does or before.
+            unsafe { machine::lines::<BYTES>(into, from, rows) }
+        }
+        one_by_one(into.wrapping_add(lines * LINE_BYTES), tail);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod machine {
+    use std::arch::asm;
+
+    /// Four words of 4 bytes to 16 bytes of the line.
+    macro_rules! four {
+        ($at:literal) => {
+            concat!(
+                "mov {p:e}, [{places} + ",
+                $at,
+                "]\n",
+                "mov {q:e}, [{places} + ",
+                $at,
+                " + 4]\n",
+                "movd {a}, [{from} + {p}]\n",
+                "movd {b}, [{from} + {q}]\n",
+                "mov {p:e}, [{places} + ",
+                $at,
+                " + 8]\n",
+                "mov {q:e}, [{places} + ",
+                $at,
+                " + 12]\n",
+                "movd {c}, [{from} + {p}]\n",
+                "movd {d}, [{from} + {q}]\n",
+                "punpckldq {a}, {b}\n",
+                "punpckldq {c}, {d}\n",
+                "punpcklqdq {a}, {c}\n",
+                "movntps [{into} + ",
+                $at,
+                "], {a}\n",
+            )
+        };
+    }
+
+    /// Two words of 8 bytes to 16 bytes of the line.
+    macro_rules! two {
+        ($at:literal) => {
+            concat!(
+                "mov {p:e}, [{places} + ",
+                $at,
+                " / 2]\n",
+                "mov {q:e}, [{places} + ",
+                $at,
+                " / 2 + 4]\n",
+                "movq {a}, [{from} + {p}]\n",
+                "movhps {a}, [{from} + {q}]\n",
+                "movntps [{into} + ",
+                $at,
+                "], {a}\n",
+            )
+        };
+    }
+
+    /// Fills whole lines with the words at `places` of the source, past the caches.
     ///
     /// # Safety
     ///
-    /// `from` is mapped, readable and aligned; `into` is writable and nobody else's.
-    unsafe fn copy(into: *mut u8, from: *const u8);
-}
-
-macro_rules! word {
-    ($atomic:ty, $plain:ty) => {
-        impl Word for $atomic {
-            #[inline(always)]
-            unsafe fn copy(into: *mut u8, from: *const u8) {
-                // SAFETY: as the caller promises.
-                unsafe {
-                    let word = <$atomic>::from_ptr(from.cast_mut().cast()).load(Ordering::Relaxed);
-                    into.cast::<$plain>().write_unaligned(word);
-                }
+    /// As for [`super::words`]; `into` is on a line's border and `places` are those of whole lines, at least one.
+    #[inline]
+    pub(super) unsafe fn lines<const BYTES: usize>(into: *mut u8, from: *const u8, places: &[u32]) {
+        // SAFETY: each round reads a line's places and the words there, and writes a line; SSE2 is part of x86-64.
+        unsafe {
+            if BYTES == 4 {
+                asm!(
+                    "2:",
+                    four!("0"), four!("16"), four!("32"), four!("48"),
+                    "add {places}, 64",
+                    "add {into}, 64",
+                    "dec {lines}",
+                    "jnz 2b",
+                    a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
+                    p = out(reg) _, q = out(reg) _,
+                    from = in(reg) from,
+                    places = inout(reg) places.as_ptr() => _,
+                    into = inout(reg) into => _,
+                    lines = inout(reg) places.len() / 16 => _,
+                    options(nostack),
+                );
+            } else {
+                asm!(
+                    "2:",
+                    two!("0"), two!("16"), two!("32"), two!("48"),
+                    "add {places}, 32",
+                    "add {into}, 64",
+                    "dec {lines}",
+                    "jnz 2b",
+                    a = out(xmm_reg) _,
+                    p = out(reg) _, q = out(reg) _,
+                    from = in(reg) from,
+                    places = inout(reg) places.as_ptr() => _,
+                    into = inout(reg) into => _,
+                    lines = inout(reg) places.len() / 8 => _,
+                    options(nostack),
+                );
             }
         }
-    };
+    }
 }
-word!(AtomicU8, u8);
-word!(AtomicU16, u16);
-word!(AtomicU32, u32);
-word!(AtomicU64, u64);
 
-/// # Safety
-///
-/// All rows of `gather` are inside mapped memory, and those of the source are aligned to their size, that of `W`.
-unsafe fn words<W: Word>(into: *mut u8, from: *const u8, gather: &Gather) {
-    // SAFETY: as the caller promises; the buffer has room for the rows given.
-    unsafe {
-        assemble(into, from, gather, |buffer, from, places| {
-            for (row, &place) in places.iter().enumerate() {
-                W::copy(buffer.add(row * size_of::<W>()), from.add(place as usize));
-            }
-        });
+#[cfg(not(target_arch = "x86_64"))]
+mod machine {
+    /// # Safety
+    ///
+    /// As for [`super::words`].
+    pub(super) unsafe fn lines<const BYTES: usize>(into: *mut u8, from: *const u8, places: &[u32]) {
+        for (row, &place) in places.iter().enumerate() {
+            // SAFETY: as the caller promises.
+            unsafe { super::copy::copy_plain(into.add(row * BYTES), from.add(place as usize), BYTES) }
+        }
     }
 }
 
@@ -155,13 +244,12 @@ struct Held {
     bytes: usize,
 }
 
-/// Puts rows together by `fill`, which gets the buffer, the source and the rows' places, and sends them out.
+/// Rows of any other width: puts them together in a buffer and sends them out from there.
 ///
 /// # Safety
 ///
 /// All rows of `gather` are inside mapped memory, and none is larger than [`PIECE_BYTES`].
-#[inline(always)]
-unsafe fn assemble(into: *mut u8, from: *const u8, gather: &Gather, fill: impl Fn(*mut u8, *const u8, &[u32])) {
+unsafe fn assemble(into: *mut u8, from: *const u8, gather: &Gather) {
     let mut buffer = Buffer([MaybeUninit::uninit(); BUFFER_BYTES]);
     let buffer = buffer.0.as_mut_ptr().cast::<u8>();
     let (mut places, most) = (&gather.from[..], PIECE_BYTES / gather.row_bytes);
@@ -184,7 +272,12 @@ unsafe fn assemble(into: *mut u8, from: *const u8, gather: &Gather, fill: impl F
             // Lines of the buffer become lines of the region.
             let buffer_at = used + into.addr().wrapping_add(row_at) % LINE_BYTES;
             // SAFETY: there is room for so many bytes, as was just seen to; the rows end where the run does.
-            unsafe { fill(buffer.add(buffer_at), from, now) };
+            unsafe {
+                for (row, &place) in now.iter().enumerate() {
+                    let row = buffer.add(buffer_at + row * gather.row_bytes);
+                    copy::copy_plain(row, from.add(place as usize), gather.row_bytes);
+                }
+            }
             held[count] = Held { buffer_at, into: row_at, bytes };
             count += 1;
             used = (buffer_at + bytes).next_multiple_of(LINE_BYTES);
