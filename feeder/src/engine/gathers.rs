@@ -208,16 +208,19 @@ impl Gathers {
     fn make_runs(&mut self, job: &Job, slot_bytes: usize) {
         for (step, &slot) in self.steps.iter().zip(&job.taken.slots) {
             let rows = step.end.saturating_sub(step.first) as usize;
+            if rows == 0 {
+                continue;
+            }
             let sources = &self.table[step.table_at..step.table_at + rows];
             let slot_at = slot as usize * slot_bytes;
-            let mut row = step.first;
+            let mut passed = 0;
             for sources in sources.split(|source| source.part == NONE) {
-                let rows = sources.len() as u32;
-                if rows > 0 {
+                if !sources.is_empty() {
                     self.sources.extend_from_slice(sources);
-                    self.places.push(Place { slot_at, row, rows });
+                    let row = step.first + passed as u32;
+                    self.places.push(Place { slot_at, row, rows: sources.len() as u32 });
                 }
-                row += rows + 1;
+                passed += sources.len() + 1;
             }
         }
     }

@@ -83,6 +83,45 @@ fn check_unit(unit: &Unit, schedule: &Schedule, got: &mut BTreeMap<(u64, u32), u
     assert!(last - first < schedule.span_steps());
 }
 
+/// Several chunks in a unit are those of as many units, of one lane and first needed in one step.
+fn check_joined(line: Line, case: &Case, chunks: u32) {
+    let Case { share, n, piece } = *case;
+    let single = all_units(&mut Schedule::new(line.clone(), share, n, piece).unwrap());
+    let mut single = single.iter();
+    for unit in all_units(&mut Schedule::new(line, share, n, piece).unwrap().joining(chunks)) {
+        assert!(unit.cuts.len() < chunks.max(1) as usize);
+        let ends = unit.cuts.iter().copied().chain([unit.runs.len()]);
+        let (mut begin, mut last_step) = (0, 0);
+        for end in ends {
+            let same = single.next().expect("a chunk that is in no unit of its own");
+            assert_eq!((&unit.runs[begin..end], unit.first_step), (&same.runs[..], same.first_step));
+            last_step = last_step.max(same.last_step);
+            begin = end;
+            if end == unit.runs.len() {
+                assert_eq!((unit.from, unit.count), (same.from, same.count), "of the last chunk");
+            }
+        }
+        assert_eq!(unit.last_step, last_step);
+    }
+    assert!(single.next().is_none(), "nothing is left out");
+}
+
+#[test]
+fn chunks_of_a_pool_are_joined_where_one_step_needs_them() {
+    let whole = |chunks| {
+        let line = line(&key(true, 4, 16, 4), 16 * 4 * 21);
+        let units = all_units(&mut Schedule::new(line, share(0, 1, 128), 0, 1).unwrap().joining(chunks));
+        units.iter().map(|unit| unit.cuts.len() + 1).collect::<Vec<_>>()
+    };
+    // First pools of 1, 2, 3 and 4 chunks, four whole ones for each lane, and what is left: 4, 3, 2 and 1.
+    let mut sizes = whole(4);
+    sizes.sort_unstable();
+    assert_eq!(sizes, [[1, 1, 2, 2, 3, 3].as_slice(), &[4; 18]].concat());
+    assert_eq!(whole(2).iter().sum::<usize>(), 84);
+    assert_eq!((whole(2).into_iter().max(), whole(9).into_iter().max()), (Some(2), Some(4)));
+    assert_eq!(whole(0), [1; 84]);
+}
+
 /// As many steps as are promised, and as the design counts them: what a pool of one lane spans.
 fn check_span_steps(reference: &Reference, units: &[Unit], schedule: &Schedule, case: &Case) {
     let most = units.iter().map(|unit| unit.last_step - unit.first_step + 1).max().unwrap_or(0);
@@ -250,6 +289,11 @@ proptest! {
     #[test]
     fn a_schedule_is_the_reference_turned_round((reference, case) in cases()) {
         check(&reference, &reference.samples(), &case);
+    }
+
+    #[test]
+    fn joined_chunks_are_those_of_as_many_units((reference, case) in cases(), chunks in 0u32..7) {
+        check_joined(reference.line(), &case, chunks);
     }
 
     #[test]
