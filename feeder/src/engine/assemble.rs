@@ -17,18 +17,19 @@ use std::sync::Arc;
 
 use super::Dataset;
 use super::apart::{self, Apart};
-use super::bad::{BadSample, bad_rows, mismatch};
+use super::bad::{BadSample, bad_rows};
 use super::blocks::{BlockSpan, Blocks, ColumnsAt, Located};
+use super::checks::{Check, Checker};
 use super::evolve::{self, DefaultRows, Widener};
 use super::feed::{Failure, Feed, Taken};
 use super::gathers::Gathers;
 use super::layout::{SCRATCH_ALIGN_BYTES, SlotLayout};
 use super::reads::{Reads, token};
 use super::scatters::{CopyOut, Scatters};
-use crate::error::{Error, ErrorKind, Result};
-use crate::log::{BlockRef, BlockSums, PAGE_BYTES, PIECE_BYTES, column_at, crc32c};
+use crate::error::{Error, Result};
+use crate::log::{PAGE_BYTES, PIECE_BYTES};
 use crate::plan::Run;
-use crate::reader::{Part, Read, ReadError, ReadFile, Region, fence};
+use crate::reader::{Part, Read, ReadError, Region, fence};
 
 /// Gaps up to this size are read over, into the junk buffer.
 pub(super) const JUNK_BYTES: usize = 16 << 10;
@@ -81,19 +82,6 @@ impl Job {
     }
 }
 
-/// Whole checksummed pieces of one column buffer that wait in the scratch.
-struct Check {
-    /// Index into the segment's columns, and bytes of a row there.
-    stored_at: usize,
-    row_bytes: usize,
-    at: usize,
-    bytes: usize,
-    first_piece: usize,
-    block: BlockSpan,
-    /// Samples of the unit that lie in this block.
-    samples: Range<u64>,
-}
-
 /// Spans that lie in one part of a block, with their rows.
 struct Grouped {
     spans: Range<usize>,
@@ -128,10 +116,7 @@ pub(super) struct Assembler {
     spare: Vec<Vec<Part>>,
     /// File offset one past the read made last.
     read_end: u64,
-    /// A checksummed piece, as memory of this thread alone.
-    piece: Vec<u8>,
-    /// The checksums used last: the columns of a block are checked one after the other.
-    sums: Option<(Arc<ReadFile>, BlockRef, BlockSums)>,
+    checker: Checker,
     widener: Widener,
     gathers: Gathers,
     scatters: Scatters,
@@ -165,8 +150,7 @@ impl Assembler {
             columns_at: ColumnsAt::default(),
             spare: Vec::new(),
             read_end: 0,
-            piece: Vec::new(),
-            sums: None,
+            checker: Checker::default(),
             widener: Widener::default(),
             gathers: Gathers::default(),
             scatters: Scatters::default(),
@@ -364,8 +348,8 @@ impl Assembler {
             fence();
         }
         if job.failed.is_empty() {
-            for at in 0..job.checks.len() {
-                self.check(job, at, bad);
+            for check in &job.checks {
+                self.checker.check(check, &job.spans, &self.scratch, bad, &mut job.failed);
             }
         }
         if !job.apart.is_empty() {
@@ -416,47 +400,6 @@ impl Assembler {
                 self.slab.copy_from(at, &self.scratch, from, bytes);
             }
         }
-    }
-
-    fn check(&mut self, job: &mut Job, at: usize, bad: &mut Vec<BadSample>) {
-        let check = &job.checks[at];
-        let known = self
-            .sums
-            .take()
-            .filter(|(file, block, _)| *block == check.block.block && Arc::ptr_eq(file, &check.block.file));
-        let sums = match known.map_or_else(|| check.block.segment.sums(&check.block.block), |(_, _, sums)| Ok(sums)) {
-            Ok(sums) => sums,
-            // Without its header nothing can be said of a block's rows: all are as bad as those with a wrong checksum.
-            Err(error) if error.kind() == ErrorKind::Corrupt => {
-                let why = error.report();
-                return job.spans.iter().for_each(|span| bad_rows(span, check.samples.clone(), &why, bad));
-            }
-            Err(error) => return job.failed.push((check.samples.clone(), Failure::of(&error))),
-        };
-        let (schema, row_bytes) = (check.block.segment.schema(), check.row_bytes as u64);
-        let mut buffer = std::mem::take(&mut self.piece);
-        for (piece, at) in (check.first_piece..).zip((0..check.bytes).step_by(PIECE_BYTES)) {
-            buffer.resize(PIECE_BYTES.min(check.bytes - at), 0);
-            self.scratch.read(check.at + at, &mut buffer);
-            if sums.column(check.stored_at).get(piece) == Some(&crc32c(&buffer)) {
-                continue;
-            }
-            let (start, length) = ((piece * PIECE_BYTES) as u64, buffer.len() as u64);
-            let rows = start / row_bytes..(start + length).div_ceil(row_bytes);
-            let block = &check.block;
-            let column = block.block.body + column_at(schema, block.block.rows, check.stored_at);
-            for span in &job.spans {
-                for index in span.index..span.index + u64::from(span.count) {
-                    if check.samples.contains(&index) && rows.contains(&block.row_of(index)) {
-                        let name = &schema.columns()[check.stored_at].name;
-                        let error = mismatch(block, name, column + start, buffer.len());
-                        bad.push(BadSample { index, span: *span, error });
-                    }
-                }
-            }
-        }
-        self.piece = buffer;
-        self.sums = Some((check.block.file.clone(), check.block.block, sums));
     }
 
     /// Puts the columns of one sample, each as long as a row, into the place of `sample`; zeros if there are none.

@@ -33,6 +33,7 @@ mod apart;
 mod assemble;
 mod bad;
 mod blocks;
+mod checks;
 mod reads;
 
 mod pump;

@@ -1,0 +1,80 @@
+//! What was read is compared with its checksums, piece by piece, while it waits in the scratch.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::bad::{BadSample, bad_rows, mismatch};
+use super::blocks::BlockSpan;
+use super::feed::Failure;
+use crate::error::ErrorKind;
+use crate::log::{BlockRef, BlockSums, PIECE_BYTES, column_at, crc32c};
+use crate::plan::Run;
+use crate::reader::{ReadFile, Region};
+
+/// Whole checksummed pieces of one column buffer that wait in the scratch.
+pub(super) struct Check {
+    /// Index into the segment's columns, and bytes of a row there.
+    pub(super) stored_at: usize,
+    pub(super) row_bytes: usize,
+    pub(super) at: usize,
+    pub(super) bytes: usize,
+    pub(super) first_piece: usize,
+    pub(super) block: BlockSpan,
+    /// Samples of the unit that lie in this block.
+    pub(super) samples: Range<u64>,
+}
+
+/// Compares pieces. One per reader thread.
+#[derive(Default)]
+pub(super) struct Checker {
+    /// A checksummed piece, as memory of this thread alone.
+    piece: Vec<u8>,
+    /// The checksums used last: the columns of a block are checked one after the other.
+    sums: Option<(Arc<ReadFile>, BlockRef, BlockSums)>,
+}
+
+impl Checker {
+    /// Compares the pieces of `check`, which wait in `scratch`. Those of `spans` that are not what was written come back in
+    /// `bad`; samples whose checksums cannot be read, in `failed`.
+    pub(super) fn check(
+        &mut self,
+        check: &Check,
+        spans: &[Run],
+        scratch: &Region,
+        bad: &mut Vec<BadSample>,
+        failed: &mut Vec<(Range<u64>, Failure)>,
+    ) {
+        let Check { block, .. } = check;
+        let known = self.sums.take().filter(|(file, of, _)| *of == block.block && Arc::ptr_eq(file, &block.file));
+        let sums = match known.map_or_else(|| block.segment.sums(&block.block), |(_, _, sums)| Ok(sums)) {
+            Ok(sums) => sums,
+            // Without its header nothing can be said of a block's rows: all are as bad as those with a wrong checksum.
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                let why = error.report();
+                return spans.iter().for_each(|span| bad_rows(span, check.samples.clone(), &why, bad));
+            }
+            Err(error) => return failed.push((check.samples.clone(), Failure::of(&error))),
+        };
+        let (schema, row_bytes) = (block.segment.schema(), check.row_bytes as u64);
+        for (piece, at) in (check.first_piece..).zip((0..check.bytes).step_by(PIECE_BYTES)) {
+            self.piece.resize(PIECE_BYTES.min(check.bytes - at), 0);
+            scratch.read(check.at + at, &mut self.piece);
+            if sums.column(check.stored_at).get(piece) == Some(&crc32c(&self.piece)) {
+                continue;
+            }
+            let (start, length) = ((piece * PIECE_BYTES) as u64, self.piece.len() as u64);
+            let rows = start / row_bytes..(start + length).div_ceil(row_bytes);
+            let column = block.block.body + column_at(schema, block.block.rows, check.stored_at);
+            for span in spans {
+                for index in span.index..span.index + u64::from(span.count) {
+                    if check.samples.contains(&index) && rows.contains(&block.row_of(index)) {
+                        let name = &schema.columns()[check.stored_at].name;
+                        let error = mismatch(block, name, column + start, self.piece.len());
+                        bad.push(BadSample { index, span: *span, error });
+                    }
+                }
+            }
+        }
+        self.sums = Some((block.file.clone(), block.block, sums));
+    }
+}
