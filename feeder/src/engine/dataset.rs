@@ -22,7 +22,7 @@ use super::evolve;
 use super::layout::SlotLayout;
 use crate::catalogue::{self, Catalogue, Lines};
 use crate::error::{Error, ErrorKind, Result};
-use crate::log::{Found, Guard, PIECE_BYTES, Root, SegmentView, Topic, TopicView, block_rows, column_at, crc32c};
+use crate::log::{Found, Guard, PIECE_BYTES, Root, SegmentView, Topic, TopicView, column_at, crc32c, piece_rows};
 use crate::reader::ReadFile;
 use crate::schema::{Column, Schema};
 use crate::versions::{SchemaVersion, Upgrade};
@@ -216,9 +216,9 @@ impl Dataset {
         Ok(Some(upgrade))
     }
 
-    /// Rows of a full block.
-    pub(super) fn block_rows(&self) -> u32 {
-        block_rows(&self.under.schema, self.topic.options().block_bytes)
+    /// Rows that are read at once in order: a block, or a few where blocks are small.
+    pub(super) fn piece_rows(&self) -> u32 {
+        piece_rows(&self.under.schema, self.topic.options().block_bytes)
     }
 
     /// The windows trained on, as states keep them: none for a version.

@@ -225,3 +225,74 @@ impl Gathers {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Unit;
+
+    const SLOT_BYTES: usize = 4096;
+
+    /// A job of two chunks, in one part each, whose rows are those of step 7 in turn from row 3 on, of slot 2; and one row of
+    /// step 9, of slot 5.
+    fn job(columns: &[usize]) -> Job {
+        let run = |index, step, row| Run { index, count: 1, step, row };
+        let even = (0..8u64).map(|at| run(100 + at, 7, 3 + 2 * at as u32));
+        let odd = (0..8u64).map(|at| run(500 + at, 7, 4 + 2 * at as u32));
+        let runs: Vec<Run> = even.chain([run(108, 9, 0)]).chain(odd).collect();
+        let unit = Unit { first_step: 7, last_step: 9, runs: runs.clone(), cuts: vec![9], ..Unit::default() };
+        let mut job = Job::default();
+        (job.taken.unit, job.taken.slots, job.spans) = (unit, vec![2, 4, 5], runs);
+        for (part, spans) in [(0, 0..9), (1, 9..17)] {
+            for (column, &row_bytes) in columns.iter().enumerate() {
+                let at = 1000 * part + 100 * column;
+                let lo = job.spans[spans.start].index;
+                job.copies.push(CopyOut { column, at, lo, spans: spans.clone(), row_bytes, widen: None });
+            }
+        }
+        job
+    }
+
+    #[test]
+    fn what_two_chunks_strew_is_one_run() {
+        let job = job(&[4, 4, 8]);
+        let mut gathers = Gathers::default();
+        assert!(gathers.begin(&job, 4));
+        for (column, row_bytes) in [(0, 4), (1, 4), (2, 8), (0, 4)] {
+            let (from, gather) = gathers.of(column, &job, SLOT_BYTES).unwrap();
+            assert_eq!(from, 100 * column);
+            assert_eq!(gather.bytes(), 17 * row_bytes);
+        }
+        assert_eq!(gathers.places.len(), 2);
+        let Place { slot_at, row, rows } = gathers.places[0];
+        assert_eq!((slot_at, row, rows), (2 * SLOT_BYTES, 3, 16));
+        let sources: Vec<_> = gathers.sources.iter().map(|source| (source.part, source.row)).collect();
+        let turns = (0..8).flat_map(|row| [(0, row), (1, row)]);
+        assert_eq!(sources, turns.chain([(0, 8)]).collect::<Vec<_>>());
+        assert!(gathers.of(3, &job, SLOT_BYTES).is_none(), "nothing of it is read");
+        assert_eq!((gathers.first(1), gathers.after(1), gathers.after(4)), (Some(1), Some(4), None));
+    }
+
+    #[test]
+    fn rows_that_make_no_runs_are_left_alone() {
+        let mut gathers = Gathers::default();
+        let mut alone = job(&[4]);
+        alone.copies.truncate(1);
+        assert!(!gathers.begin(&alone, 1), "one copy");
+        let mut long = job(&[4, 4]);
+        long.spans.iter_mut().for_each(|span| span.count = 9);
+        assert!(!gathers.begin(&long, 2), "they are runs already");
+        let mut strewn = job(&[4, 4]);
+        strewn.copies.retain(|copy| copy.spans.start == 0);
+        assert!(gathers.begin(&strewn, 2));
+        assert!(gathers.of(0, &strewn, SLOT_BYTES).is_none(), "every second row");
+        let mut far = job(&[4, 4]);
+        far.spans[0].row = 1 << 20;
+        assert!(gathers.begin(&far, 2));
+        assert!(gathers.of(0, &far, SLOT_BYTES).is_none(), "far apart");
+        let mut large = job(&[4, 4]);
+        large.copies[2].at = 1 << 33;
+        assert!(gathers.begin(&large, 2));
+        assert!(gathers.of(0, &large, SLOT_BYTES).is_none() && gathers.of(1, &large, SLOT_BYTES).is_some());
+    }
+}

@@ -98,6 +98,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn narrow_rows_are_read_by_pools_as_far_as_they_fit() {
+        let schema = |elements: usize| Schema::parse(&format!("id:int64, x:uint8[{elements}]")).unwrap();
+        let together = |bytes: usize, chunk, pool| {
+            SlotLayout::new(&schema(bytes - 8), None, 64).unwrap().chunks_together(chunk, pool)
+        };
+        assert_eq!(together(320, 1024, 4), 4);
+        assert_eq!((together(320, 1024, 1), together(320, 1024, 16)), (1, 6), "2 MiB hold 6");
+        assert_eq!((together(512, 1024, 4), together(513, 1, 4)), (4, 1), "wide rows");
+        assert_eq!((together(320, 1 << 20, 4), together(9, 1, 0)), (1, 1));
+        let id = ["id".to_string()];
+        let layout = SlotLayout::new(&schema(4096), Some(&id), 64).unwrap();
+        assert_eq!((layout.is_narrow(), layout.chunks_together(64, 4)), (true, 4), "by what is delivered");
+    }
+
+    #[test]
     fn columns_stand_apart_on_borders_in_the_callers_order() {
         let schema = Schema::parse("id:int64, x:uint16[5], y:bool").unwrap();
         let names = ["y".to_string(), "id".to_string()];
@@ -105,6 +120,7 @@ mod tests {
         let places: Vec<_> = layout.columns.iter().map(|c| (c.at, c.offset, c.row_bytes)).collect();
         assert_eq!(places, [(2, 0, 1), (0, 128, 8)]);
         assert_eq!((layout.by_file.clone(), layout.slot_bytes, layout.row_bytes), (vec![1, 0], 256, 9));
+        assert_eq!(layout.scratch(10), (vec![0, 64], 64 + 128));
         for bad in [vec![], vec!["z".to_string()], vec!["id".into(), "id".into()]] {
             assert!(SlotLayout::new(&schema, Some(&bad), 3).is_err());
         }

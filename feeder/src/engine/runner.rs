@@ -83,7 +83,7 @@ impl Runner {
         settings: &Settings,
         cursor: Cursor,
     ) -> Result<(Self, Sender<()>)> {
-        let in_order_samples = dataset.block_rows();
+        let in_order_samples = dataset.piece_rows();
         let ends: Arc<[u64]> = dataset.line().ends().into();
         let unit = match key.shuffle {
             true => UnitSize { samples: key.chunk, chunks: layout.chunks_together(key.chunk, key.pool) },

@@ -47,15 +47,20 @@ pub fn body_bytes(schema: &Schema, rows: u32) -> u64 {
     column_at(schema, rows, schema.columns().len())
 }
 
-/// Rows of a full block: the power of two whose rows come nearest to `block_bytes`, between three quarters and three
-/// halves of it, so that chunks of a power of two rows divide blocks; at least one row.
+/// The power of two whose rows come nearest to `block_bytes`, between three quarters and three halves of it, so that chunks
+/// of a power of two rows divide blocks; at least one row. What is read at once in order.
+pub fn piece_rows(schema: &Schema, block_bytes: usize) -> u32 {
+    let fitting = (block_bytes.saturating_mul(3) / 2 / schema.row_bytes()).clamp(1, BLOCK_ROWS_MAX as usize) as u32;
+    1 << fitting.ilog2()
+}
+
+/// Rows of a full block: [`piece_rows`], or fewer.
 ///
 /// Of many narrow columns a chunk would need a small piece each, strewn over a block of the usual size. Unless larger blocks
 /// than [`BLOCK_BYTES`] are asked for, their blocks have [`NARROW_BLOCK_ROWS`] rows at most: a chunk is then a block, and
 /// one read brings it.
 pub fn block_rows(schema: &Schema, block_bytes: usize) -> u32 {
-    let fitting = (block_bytes.saturating_mul(3) / 2 / schema.row_bytes()).clamp(1, BLOCK_ROWS_MAX as usize) as u32;
-    let rows = 1 << fitting.ilog2();
+    let rows = piece_rows(schema, block_bytes);
     let narrow = schema.columns().len() >= NARROW_COLUMNS_MIN && NARROW_ROW_BYTES.contains(&schema.row_bytes());
     if narrow && block_bytes <= BLOCK_BYTES { NARROW_BLOCK_ROWS.min(rows) } else { rows }
 }
@@ -109,6 +114,7 @@ mod tests {
         };
         let rows = |floats, ints, bytes| block_rows(&schema(floats, ints), bytes);
         assert_eq!(rows(64, 8, 1 << 20), 1024);
+        assert_eq!(piece_rows(&schema(64, 8), 1 << 20), 4096);
         assert_eq!(rows(64, 8, 1 << 18), 1024);
         assert_eq!(rows(64, 8, 1 << 16), 256, "smaller ones were asked for");
         assert_eq!(rows(64, 8, 4 << 20), 16384, "larger ones were asked for");

@@ -51,7 +51,7 @@ use cursorstore::Incarnation;
 
 pub use block::BlockRef;
 pub use guard::Guard;
-pub use layout::{BLOCK_ROWS_MAX, PAGE_BYTES, PIECE_BYTES, block_rows, body_bytes, column_at, columns_at};
+pub use layout::{BLOCK_ROWS_MAX, PAGE_BYTES, PIECE_BYTES, block_rows, body_bytes, column_at, columns_at, piece_rows};
 pub use recover::{Damage, Recovery};
 pub use retention::{Holds, Retained, Retention};
 pub use root::Root;
