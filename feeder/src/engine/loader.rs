@@ -31,7 +31,7 @@ use super::runner::Runner;
 use super::settings::{self, Settings};
 use super::stats::Stats;
 use crate::error::{Error, ErrorKind, Result};
-use crate::plan::{self, PLAN_VERSION, Share};
+use crate::plan::{self, PLAN_VERSION, PLAN_VERSION_MIN, Share};
 
 /// Last epoch that there is.
 pub const EPOCH_MAX: u64 = 1 << 63;
@@ -194,7 +194,7 @@ impl Loader {
             ))
         };
         self.dataset.check_state(state)?;
-        if state.plan.version != PLAN_VERSION {
+        if !(PLAN_VERSION_MIN..=PLAN_VERSION).contains(&state.plan.version) {
             return mismatch("version of the order", &state.plan.version, &PLAN_VERSION);
         }
         if state.plan.shuffle != self.settings.shuffle {

@@ -80,7 +80,8 @@ fn chunks(line: &Line) -> u64 {
     let of_span = |span| {
         let places = line.span_range(span);
         let (least, more) = ((places.end - places.start) / lanes, (places.end - places.start) % lanes);
-        least / chunk * lanes + if least % chunk > 0 { lanes } else { more }
+        let shorter = if least % chunk > 0 { lanes } else { more };
+        least / chunk * lanes + shorter + u64::from(line.span(span).is_broken())
     };
     (0..line.ends().len()).map(of_span).sum()
 }

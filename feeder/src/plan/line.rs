@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::permute::{ChunkOrder, mix, shuffle};
 use super::step::Share;
-use super::{LANES_MAX, LINE_SAMPLES_MAX, PLAN_VERSION, PlanError, PlanKey, WINDOW_SAMPLES_MAX};
+use super::{LANES_MAX, LINE_SAMPLES_MAX, PLAN_VERSION, PLAN_VERSION_MIN, PlanError, PlanKey, WINDOW_SAMPLES_MAX};
 
 /// What a key is for: keeps the keys of pools, chunk orders and leftovers' places apart.
 const POOL_KEY: u64 = 1;
@@ -38,7 +38,7 @@ impl Line {
     /// The line of `epoch` over spans that end at `ends` (running totals; equal neighbours are empty spans).
     pub fn new(key: &PlanKey, ends: Arc<[u64]>, epoch: u64) -> Result<Self, PlanError> {
         let PlanKey { lanes, chunk, pool, .. } = *key;
-        if key.version != PLAN_VERSION {
+        if !(PLAN_VERSION_MIN..=PLAN_VERSION).contains(&key.version) {
             return Err(PlanError::Version { found: key.version });
         }
         if lanes == 0 || chunk == 0 || pool == 0 {
@@ -93,7 +93,7 @@ impl Line {
         let mut order = Vec::new();
         shuffle(&mut order, (pool.end - pool.start) as u32, span.pool_key(u64::from(lane), pool.start));
         let x = pool.start + u64::from(order[(x - pool.start) as usize]);
-        Placed { span: number, lane, index: span.chunk_start(u64::from(lane), x - x % span.chunk) + x % span.chunk }
+        Placed { span: number, lane, index: span.index(u64::from(lane), x) }
     }
 
     /// Samples of one rank in the step that begins at place `n`, in the order of its rows: the ranks' parts in turn are
@@ -134,6 +134,8 @@ impl Line {
         let order = ChunkOrder::new(rounds * lanes, key_of(CHUNK_KEY));
         let rest = ((u128::from(key_of(REST_KEY)) * u128::from(rounds * lanes + 1)) >> u64::BITS) as u64;
         let pool = u64::from(self.key.pool);
+        let left = (end - start) - rounds * chunk * lanes;
+        let moved = if self.key.version > 1 { left - left % chunk } else { left };
         Span {
             number,
             start,
@@ -145,6 +147,7 @@ impl Line {
             more,
             full: rounds * chunk,
             rest,
+            moved,
             key,
             order,
         }
@@ -170,6 +173,8 @@ pub(super) struct Span {
     full: u64,
     /// Full chunks that lie before the shorter ones.
     rest: u64,
+    /// Samples of the shorter chunks that lie there, not at the span's end.
+    moved: u64,
     key: [u64; 3],
     order: ChunkOrder,
 }
@@ -191,14 +196,37 @@ impl Span {
         mix(&[seed, epoch, span, POOL_KEY, lane, base])
     }
 
-    /// Line index of the first sample of the chunk that is dealt to `lane` from `dealt` on (a multiple of c).
-    pub(super) fn chunk_start(&self, lane: u64, dealt: u64) -> u64 {
+    /// Line index of the sample that is dealt to `lane` as number `dealt`.
+    pub(super) fn index(&self, lane: u64, dealt: u64) -> u64 {
         let rest = self.start + self.rest * self.chunk;
         if dealt >= self.full {
-            return rest + lane * (self.least - self.full) + lane.min(self.more);
+            let left = self.left(lane) + (dealt - self.full);
+            return if left < self.moved { rest + left } else { self.start + self.full * self.lanes + left };
         }
         let chunk = self.order.at(dealt / self.chunk * self.lanes + lane);
-        let past = if chunk < self.rest { 0 } else { self.size - self.full * self.lanes };
-        self.start + chunk * self.chunk + past
+        let past = if chunk < self.rest { 0 } else { self.moved };
+        self.start + chunk * self.chunk + past + dealt % self.chunk
+    }
+
+    /// The lane's number of the sample at which its shorter chunk goes on elsewhere, at the span's end; if it does.
+    pub(super) fn break_of(&self, lane: u64) -> Option<u64> {
+        let (from, to) = (self.left(lane), self.left(lane + 1));
+        (from < self.moved && self.moved < to).then(|| self.full + self.moved - from)
+    }
+
+    /// Whether the shorter chunk of any lane is in two pieces.
+    pub(super) fn is_broken(&self) -> bool {
+        let shorter = self.least - self.full;
+        let longer = self.more * (shorter + 1);
+        let (at, width) = match self.moved.checked_sub(longer) {
+            Some(at) => (at, shorter),
+            None => (self.moved, shorter + 1),
+        };
+        width > 0 && !at.is_multiple_of(width)
+    }
+
+    /// Samples in shorter chunks of lanes before `lane`.
+    fn left(&self, lane: u64) -> u64 {
+        lane * (self.least - self.full) + lane.min(self.more)
     }
 }

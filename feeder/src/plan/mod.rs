@@ -6,7 +6,8 @@
 //! order and dealt to the lanes in turn, what is left over is one shorter chunk per lane; a lane's samples are permuted
 //! inside pools of G chunks, the first pool of lane l having `1 + l*G/L`, so that lanes need new chunks at different steps.
 //! The shorter chunks come last; where they lie in the span is keyed too, so that these, and what `drop_last` leaves out,
-//! are other samples each epoch.
+//! are other samples each epoch. They take whole chunks from there, and what is less than one from the span's end: so every
+//! full chunk begins at a multiple of c, as blocks do. (Version 1 of the order took all from there.)
 //!
 //! A step takes the next B places. Ordered by (span, lane, place) they are cut into W equal parts, one per rank: any W that
 //! divides B gives the same global batches. A [`Share`] says whose part is meant and how the line's end is treated, and
@@ -40,7 +41,9 @@ pub use step::{Share, Tail};
 use crate::error::{Error, ErrorKind};
 
 /// Version of the order: a change of any permutation, key or cut makes a new one.
-pub const PLAN_VERSION: u32 = 1;
+pub const PLAN_VERSION: u32 = 2;
+/// The first version, which is still known: jobs that began with it go on with it.
+pub const PLAN_VERSION_MIN: u32 = 1;
 /// Most samples on a line.
 pub const LINE_SAMPLES_MAX: u64 = i64::MAX as u64;
 /// Most lanes.
@@ -52,7 +55,9 @@ pub const WINDOW_SAMPLES_MAX: u64 = 1 << 28;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say it")]
 pub enum PlanError {
-    #[error("the order was made by another version of the plan: version={found} known={PLAN_VERSION}")]
+    #[error(
+        "the order was made by another version of the plan: version={found} known={PLAN_VERSION_MIN} to {PLAN_VERSION}"
+    )]
     Version { found: u32 },
     #[error("lanes, chunk and pool are at least 1: lanes={lanes} chunk={chunk} pool={pool}")]
     Empty { lanes: u32, chunk: u32, pool: u32 },

@@ -67,9 +67,19 @@ struct Pool {
     step: u64,
     /// Per dealt sample of the pool: step and row that it goes to, as `step << 32 | row`, or `NONE`.
     cells: Vec<u64>,
-    /// Chunks that this rank needs as (first cell value, number in the pool), by first need; the first `given` are given out.
+    /// Chunks that this rank needs as (first cell value, first cell), by first need; the first `given` are given out.
     chunks: Vec<(u64, u32)>,
+    /// The cell at which a chunk goes on elsewhere, and so is two; the largest number if none does.
+    broken: usize,
     given: usize,
+}
+
+impl Pool {
+    /// Where the chunk of `chunk` cells ends that begins at cell `at`.
+    fn chunk_end(&self, at: usize, chunk: usize) -> usize {
+        let end = (at - at % chunk + chunk).min(self.cells.len());
+        if (at + 1..end).contains(&self.broken) { self.broken } else { end }
+    }
 }
 
 impl Shuffled {
@@ -212,12 +222,16 @@ impl Shuffled {
                 pool.cells[self.order[(x - range.start) as usize] as usize] = cell;
             }
         }
+        pool.broken = span.break_of(lane).map_or(usize::MAX, |at| at.saturating_sub(range.start) as usize);
         pool.chunks.clear();
-        for (chunk, cells) in pool.cells.chunks(span.chunk as usize).enumerate() {
-            let first = cells.iter().copied().fold(NONE, u64::min);
+        let mut at = 0;
+        while at < size {
+            let end = pool.chunk_end(at, span.chunk as usize);
+            let first = pool.cells[at..end].iter().copied().fold(NONE, u64::min);
             if first != NONE {
-                pool.chunks.push((first, chunk as u32));
+                pool.chunks.push((first, at as u32));
             }
+            at = end;
         }
         pool.chunks.sort_unstable();
         let next_step = pool.step + (pool.chunks[0].0 >> 32);
@@ -229,10 +243,9 @@ impl Shuffled {
         let span = self.span.as_ref().expect("the walk is in a span");
         let lane = &mut self.lanes[self.visiting as usize];
         let pool = &mut self.pools[lane.pool];
-        let (first, chunk) = pool.chunks[pool.given];
-        let (chunk, size) = (chunk as usize, span.chunk as usize);
-        let cells = &pool.cells[chunk * size..((chunk + 1) * size).min(pool.cells.len())];
-        let start = span.chunk_start(self.visiting, pool.range.start + (chunk * size) as u64);
+        let (first, at) = pool.chunks[pool.given];
+        let cells = &pool.cells[at as usize..pool.chunk_end(at as usize, span.chunk as usize)];
+        let start = span.index(self.visiting, pool.range.start + u64::from(at));
         let last = collect(cells, start, pool.step, &mut unit.runs);
         unit.span_runs(pool.step + (first >> 32), pool.step + last);
         pool.given += 1;

@@ -8,6 +8,7 @@ use super::*;
 #[test]
 fn orders_are_pinned() {
     let samples = |line: &Line| (0..line.total()).map(|n| line.sample(n).index).collect::<Vec<_>>();
+    let key = |shuffle, lanes, chunk, pool| PlanKey { version: 1, ..key(shuffle, lanes, chunk, pool) };
     let small = samples(&line(&key(true, 3, 4, 2), 40));
     let expected = [
         16, 1, 31, 19, 0, 37, 18, 2, 39, 17, 3, 29, 26, 13, 30, 24, 22, 36, 9, 12, 38, 10, 14, 28, 25, 15, 5, 8, 21,
@@ -26,6 +27,39 @@ fn orders_are_pinned() {
     let far = line(&key(true, 64, 64, 4), 1_000_000_000_007);
     let far = [0, 1_000_000_000, 1_000_000_000_000].map(|n| far.sample(n).index);
     assert_eq!(far, [573_973_613_593, 179_098_400_355, 859_675_249_088]);
+}
+
+/// The same of version 2, which keeps full chunks at multiples of their size.
+#[test]
+fn orders_of_the_second_version_are_pinned() {
+    let samples = |line: &Line| (0..line.total()).map(|n| line.sample(n).index).collect::<Vec<_>>();
+    let of = |version, total| samples(&line(&PlanKey { version, ..key(true, 3, 4, 2) }, total));
+    // Four left over make a whole chunk: nothing stays at the end.
+    assert_eq!(of(2, 40), of(1, 40));
+    // Of six left over, after `rest` samples, two for each lane, those of the last lane go to the end; what lay behind them
+    // moves up.
+    let rest = 32;
+    let moved = |index: u64| match index.checked_sub(rest) {
+        Some(4..6) => index - rest - 4 + 40,
+        Some(6..) => index - 2,
+        _ => index,
+    };
+    let (first, second) = (of(1, 42), of(2, 42));
+    assert_eq!(second, first.into_iter().map(moved).collect::<Vec<_>>());
+    assert_eq!(mix(&second), 0xf4f8_04ee_0387_c8ef);
+    let spans = PlanKey { seed: 0xdead_beef_cafe_f00d, ..key(true, 8, 16, 3) };
+    let spans = Line::new(&spans, vec![0, 5000, 5333].into(), 2).unwrap();
+    assert_eq!(mix(&samples(&spans)), 0xe606_4190_7088_b329);
+}
+
+#[test]
+fn full_chunks_lie_at_multiples_of_their_size() {
+    for total in [40, 41, 43, 1000, 1003, 5333] {
+        let span = line(&key(true, 3, 4, 2), total).span(0);
+        for dealt in (0..total / 12 * 4).step_by(4) {
+            assert!((0..3).all(|lane| span.index(lane, dealt).is_multiple_of(4)), "total={total} dealt={dealt}");
+        }
+    }
 }
 
 #[test]
@@ -175,14 +209,17 @@ fn what_is_no_plan_is_refused() {
     let good = key(true, 64, 64, 4);
     assert_eq!(line(good.clone(), &[]), Ok(0));
     assert_eq!(line(good.clone(), &[3, 3, 9]), Ok(9));
-    assert_eq!(line(PlanKey { version: 2, ..good.clone() }, &[1]), Err(PlanError::Version { found: 2 }));
+    assert_eq!(line(PlanKey { version: 1, ..good.clone() }, &[9]), Ok(9), "a former version is known");
+    for found in [0, 3] {
+        assert_eq!(line(PlanKey { version: found, ..good.clone() }, &[1]), Err(PlanError::Version { found }));
+    }
     assert_eq!(line(key(true, 0, 1, 1), &[1]), Err(PlanError::Empty { lanes: 0, chunk: 1, pool: 1 }));
     assert_eq!(line(key(true, u32::MAX, 1, 1), &[1]), Err(PlanError::Lanes { lanes: u32::MAX }));
     let samples = u128::from(u32::MAX) * u128::from(u32::MAX) * 2;
     assert_eq!(line(key(true, 2, u32::MAX, u32::MAX), &[1]), Err(PlanError::TooWide { samples }));
     assert_eq!(line(good.clone(), &[5, 4]), Err(PlanError::Ends { span: 1 }));
     assert_eq!(line(good, &[u64::MAX]), Err(PlanError::TooLong { samples: u64::MAX }));
-    let error = Error::from(PlanError::Version { found: 2 });
+    let error = Error::from(PlanError::Version { found: 3 });
     assert_eq!(error.kind(), ErrorKind::StateMismatch);
     assert_eq!(Error::from(PlanError::Batch { batch: 3, world: 2 }).kind(), ErrorKind::Invalid);
 }

@@ -58,14 +58,24 @@ impl Reference {
         let mut order = Vec::new();
         shuffle(&mut order, (end - base) as u32, mix(&[self.key.seed, self.epoch, s as u64, 1, lane, base]));
         let x = base + u64::from(order[(x - base) as usize]);
-        // The model, but that the shorter chunks lie after `rest` full ones instead of after all of them.
-        let rest = self.rest(s);
+        // The model, but that the shorter chunks lie after `rest` full ones instead of after all of them, less what makes no
+        // whole chunk, which stays at the end.
+        let (rest, moved) = (self.rest(s), self.moved(s));
         if x >= full {
-            return rest * chunk + lane * (least - full) + lane.min(more) + (x - full);
+            let left = lane * (least - full) + lane.min(more) + (x - full);
+            return if left < moved { rest * chunk + left } else { full * lanes + left };
         }
         let order = ChunkOrder::new(rounds * lanes, mix(&[self.key.seed, self.epoch, s as u64, 2]));
         let number = order.at(x / chunk * lanes + lane);
-        number * chunk + x % chunk + if number < rest { 0 } else { size - full * lanes }
+        number * chunk + x % chunk + if number < rest { 0 } else { moved }
+    }
+
+    /// Samples of shorter chunks that lie after the `rest` full ones, in span s.
+    fn moved(&self, s: usize) -> u64 {
+        let chunk = u64::from(self.key.chunk);
+        let left =
+            self.sizes[s] - self.sizes[s] / u64::from(self.key.lanes) / chunk * chunk * u64::from(self.key.lanes);
+        if self.key.version == 1 { left } else { left / chunk * chunk }
     }
 
     /// Full chunks before the shorter ones, in span s.
@@ -87,8 +97,16 @@ impl Reference {
         let (least, more) = (self.sizes[span] / lanes, self.sizes[span] % lanes);
         let full = least / chunk * lanes;
         let mut sizes = vec![chunk; self.rest(span) as usize];
-        sizes.extend((0..lanes).map(|lane| least - full / lanes * chunk + u64::from(lane < more)));
+        let (mut moved, mut last) = (self.moved(span), Vec::new());
+        for lane in 0..lanes {
+            let size = least - full / lanes * chunk + u64::from(lane < more);
+            let now = size.min(moved);
+            sizes.push(now);
+            last.push(size - now);
+            moved -= now;
+        }
         sizes.extend(vec![chunk; (full - self.rest(span)) as usize]);
+        sizes.extend(last);
         let mut first = start;
         for size in sizes {
             if index < first + size {
@@ -130,7 +148,8 @@ pub(super) fn references() -> impl Strategy<Value = Reference> {
     let lanes = prop_oneof![Just(1u32), Just(2), Just(3), Just(8), Just(48), Just(64)];
     let key =
         (any::<bool>(), any::<u64>(), lanes, 1u32..40, 1u32..6).prop_map(|(ordered, seed, lanes, chunk, pool)| {
-            PlanKey { version: PLAN_VERSION, shuffle: !ordered || seed % 3 > 0, seed, lanes, chunk, pool }
+            let version = PLAN_VERSION_MIN + (seed >> 9) as u32 % PLAN_VERSION;
+            PlanKey { version, shuffle: !ordered || seed % 3 > 0, seed, lanes, chunk, pool }
         });
     (sizes, key, 0u64..3).prop_map(|(sizes, key, epoch)| Reference { sizes, key, epoch })
 }
