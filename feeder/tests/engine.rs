@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_buffer::Buffer;
-use cursorstore::{Cursor, TopicName};
+use cursorstore::{Cursor, PlanKey, State, TopicName};
 use feeder::engine::{Batch, Checksum, Loader, OnBadRecord, Settings, Step};
 use feeder::log::{Root, Topic, TopicOptions, WriterOptions};
 use feeder::plan::{Line, Tail};
@@ -339,6 +339,31 @@ fn epochs_follow_each_other_without_a_gap_and_nothing_is_read_twice() {
         loader.begin().unwrap(); // a break: this one has to read again, and does
         next(&mut loader).unwrap();
         assert_eq!(loader.stats().batches, batches + 2);
+    }
+}
+
+#[test]
+fn a_job_that_began_with_the_former_version_of_the_order_goes_on_with_it() {
+    let folder = tempfile::tempdir().unwrap();
+    topic(folder.path(), &[1003], 8, 1024, 250);
+    let settings = Settings { shuffle: true, lanes: Some(4), chunk: Some(20), ..settings() };
+    let mut loader = Loader::open(folder.path(), &name(), settings).unwrap();
+    let order = |loader: &Loader| expected(loader, Cursor { epoch: 0, n: 600 });
+    let new = order(&loader);
+    let now = loader.state(None).unwrap();
+    let began_with = |version| {
+        let plan = PlanKey { version, ..now.plan.clone() };
+        let state = State::new(now.topic.clone(), now.windows.clone(), plan, Cursor { epoch: 0, n: 120 });
+        State { schema: now.schema, ..state }
+    };
+    loader.load(&began_with(1)).unwrap();
+    assert_eq!(loader.state(None).unwrap(), began_with(1));
+    assert_ne!(order(&loader), new, "they differ behind the shorter chunks");
+    loader.begin().unwrap();
+    let want = expected(&loader, Cursor { epoch: 0, n: 120 });
+    assert_eq!(checked_ids(&next(&mut loader).unwrap(), 8), want);
+    for version in [0, 3] {
+        assert_eq!(loader.load(&began_with(version)).unwrap_err().kind(), ErrorKind::StateMismatch);
     }
 }
 
