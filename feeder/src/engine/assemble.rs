@@ -259,13 +259,14 @@ impl Assembler {
         let run_bytes = bytes * rows as usize / spans.len();
         let short = run_bytes < DIRECT_BYTES && spans.len() > DIRECT_RUNS;
         if !job.check && !short && stored.widen.is_none() {
-            for span in &job.spans[spans] {
-                let slot = job.taken.slots[(span.step - job.taken.unit.first_step) as usize] as usize;
+            let (slots, first_step) = (&job.taken.slots, job.taken.unit.first_step);
+            reads.push_all(job.spans[spans].iter().map(|span| {
+                let slot = slots[(span.step - first_step) as usize] as usize;
                 let at = slot * self.layout.slot_bytes + placed.offset + span.row as usize * bytes;
                 let offset = buffer + block.row_of(span.index) * bytes as u64;
                 let part = Part { region: SLAB, at, bytes: (span.count as usize * bytes) as u32 };
-                reads.push(offset, part, span.index..span.index + u64::from(span.count));
-            }
+                (offset, part, span.index..span.index + u64::from(span.count))
+            }));
             return;
         }
         let (mut start, mut end) = (row * bytes, (row + count) * bytes);

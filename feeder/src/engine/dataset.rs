@@ -27,6 +27,8 @@ use crate::reader::ReadFile;
 use crate::schema::{Column, Schema};
 use crate::versions::{SchemaVersion, Upgrade};
 
+/// What is read at once in order: fewer, larger units cost fewer wake-ups.
+const IN_ORDER_BYTES: usize = 1 << 20;
 /// Segment files held open at once by one dataset.
 pub const OPEN_FILES_MAX: usize = 64;
 
@@ -216,9 +218,10 @@ impl Dataset {
         Ok(Some(upgrade))
     }
 
-    /// Rows of a full block.
-    pub(super) fn block_rows(&self) -> u32 {
-        block_rows(&self.under.schema, self.topic.options().block_bytes)
+    /// Rows that are read at once where the order is the topic's own: whole blocks, about [`IN_ORDER_BYTES`] of them.
+    pub(super) fn in_order_rows(&self) -> u32 {
+        let schema = &self.under.schema;
+        block_rows(schema, self.topic.options().block_bytes.max(IN_ORDER_BYTES))
     }
 
     /// The windows trained on, as states keep them: none for a version.
