@@ -331,7 +331,7 @@ impl Dataset {
             Found::Lost { end, error } => return Ok(Sample::Bad { error, rows: count.min(end - offset) }),
         };
         let row = (offset - block.base) as usize;
-        let sums = match segment.sums(&block) {
+        let sums = match segment.sums(file.file(), &block) {
             Ok(sums) => sums,
             Err(error) if error.kind() == ErrorKind::Corrupt => {
                 return Ok(Sample::Bad { error, rows: count.min(block.end() - offset) });

@@ -39,24 +39,24 @@ impl Reads<'_> {
         *self.end = next;
     }
 
-    /// The same of many parts, in order of offsets. Most follow straight on, as the rows of a shuffled chunk do, and this is
-    /// made for them: it is done for every row.
+    /// The same of many parts, in order of offsets and samples. Most follow straight on, as the rows of a shuffled chunk do,
+    /// and this is made for them: it is done for every row.
     pub(super) fn push_all(&mut self, parts: impl Iterator<Item = (u64, Part, Range<u64>)>) {
-        for (offset, part, samples) in parts {
-            match (self.out.last_mut(), self.ranges.last_mut()) {
-                (Some(read), Some(range))
-                    if offset == *self.end
-                        && offset + u64::from(part.bytes) - read.offset <= READ_BYTES
-                        && read.parts.len() < MAX_PARTS
-                        && range.end == samples.start
-                        && Arc::ptr_eq(&read.file, self.file) =>
-                {
-                    range.end = samples.end;
-                    *self.end += u64::from(part.bytes);
-                    extend(&mut read.parts, part);
-                }
-                _ => self.push(offset, part, samples),
+        let mut parts = parts.peekable();
+        while let Some((offset, part, samples)) = parts.next() {
+            self.push(offset, part, samples);
+            let (Some(read), Some(range)) = (self.out.last_mut(), self.ranges.last_mut()) else { return };
+            let (read_end, room) = (read.offset + READ_BYTES, MAX_PARTS.saturating_sub(read.parts.len()));
+            let mut end = *self.end;
+            for _ in 0..room {
+                let follows =
+                    |(offset, part, _): &(u64, Part, _)| *offset == end && end + u64::from(part.bytes) <= read_end;
+                let Some((_, part, samples)) = parts.next_if(follows) else { break };
+                end += u64::from(part.bytes);
+                range.end = range.end.max(samples.end);
+                extend(&mut read.parts, part);
             }
+            *self.end = end;
         }
     }
 }

@@ -278,9 +278,9 @@ impl SegmentView {
         }
     }
 
-    /// The checksums of a block, from its header, which is verified.
-    pub fn sums(&self, block: &BlockRef) -> Result<BlockSums> {
-        Ok(self.header(&*self.file()?, block)?.sums)
+    /// The checksums of a block, from its header, which is verified. `file` is [the segment's](Self::file).
+    pub fn sums(&self, file: &File, block: &BlockRef) -> Result<BlockSums> {
+        Ok(self.header(file, block)?.sums)
     }
 
     /// The checksums of a block, from the bytes of its header (`block.header..block.body` of the file), which are verified.

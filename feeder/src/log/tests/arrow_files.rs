@@ -58,7 +58,7 @@ fn sums_are_those_of_the_bytes_on_disk() {
     let segment = &view.partitions[0].segments()[0];
     let bytes = std::fs::read(&segment.path).unwrap();
     for block in segment.blocks().unwrap().iter() {
-        let sums = segment.sums(&block).unwrap();
+        let sums = segment.sums(&segment.file().unwrap(), &block).unwrap();
         let mut header = bytes[block.header as usize..block.body as usize].to_vec();
         assert_eq!(segment.sums_in(&block, &header).unwrap(), sums);
         header[200] ^= 1;
