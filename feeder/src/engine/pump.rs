@@ -20,11 +20,13 @@ use super::layout::SlotLayout;
 use super::reads::parse_token;
 use super::settings::{Checksum, OnBadRecord, Settings};
 use crate::error::{Error, ErrorKind, Result};
-use crate::reader::{self, BlockReader, Done, Read, ReaderStats, Region};
+use crate::reader::{self, BlockReader, Done, MAX_DEPTH, Read, ReaderStats, Region};
 
 /// How far a good sample may stand behind the damaged one that it stands in for, in samples of the topic. Damage is found by
 /// checksummed pieces, each of which may hold thousands of small rows.
 const SUBSTITUTE_REACH: u64 = 1 << 16;
+/// Reads of a unit, mostly no more: a round of all units on their way then is one call.
+const UNIT_READS: usize = 4;
 /// How long a thread without work sleeps before it looks again, if nothing wakes it.
 const IDLE_MS: u64 = 200;
 /// Running counts of one loader, over all its threads.
@@ -137,7 +139,8 @@ impl<'a> Pump<'a> {
                     shared.notice(line);
                 }
             };
-            Ok(reader::open(shared.settings.reader, shared.settings.depth, regions, &mut log)?)
+            let reads = (shared.settings.depth * UNIT_READS).min(MAX_DEPTH);
+            Ok(reader::open(shared.settings.reader, reads, regions, &mut log)?)
         })
     }
 
