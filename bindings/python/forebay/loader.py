@@ -88,7 +88,7 @@ class DataLoader:
         lanes, chunk, pool: The shuffle's numbers, see `forebay plan`; fixed by a state.
         reader: "auto", "io_uring" or "preadv".
         reader_threads: Threads that read; two where there are processors for them.
-        depth: Reads in flight for each of these threads.
+        depth: Units in flight for each of these threads, of a read or a few each.
         read_ahead_steps: Steps read ahead beyond those that the shuffle keeps open.
         memory_limit_bytes: Most bytes of the slab that batches live in; half of what is available by default.
         overflow_bytes: Most bytes of batches kept by the program beyond the slab's.

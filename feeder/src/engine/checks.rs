@@ -46,15 +46,16 @@ impl Checker {
     ) {
         let Check { block, .. } = check;
         let known = self.sums.take().filter(|(file, of, _)| *of == block.block && Arc::ptr_eq(file, &block.file));
-        let sums = match known.map_or_else(|| block.segment.sums(&block.block), |(_, _, sums)| Ok(sums)) {
-            Ok(sums) => sums,
-            // Without its header nothing can be said of a block's rows: all are as bad as those with a wrong checksum.
-            Err(error) if error.kind() == ErrorKind::Corrupt => {
-                let why = error.report();
-                return spans.iter().for_each(|span| bad_rows(span, check.samples.clone(), &why, bad));
-            }
-            Err(error) => return failed.push((check.samples.clone(), Failure::of(&error))),
-        };
+        let sums =
+            match known.map_or_else(|| block.segment.sums(block.file.file(), &block.block), |(_, _, sums)| Ok(sums)) {
+                Ok(sums) => sums,
+                // Without its header nothing can be said of a block's rows: all are as bad as those with a wrong checksum.
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
+                    let why = error.report();
+                    return spans.iter().for_each(|span| bad_rows(span, check.samples.clone(), &why, bad));
+                }
+                Err(error) => return failed.push((check.samples.clone(), Failure::of(&error))),
+            };
         let (schema, row_bytes) = (block.segment.schema(), check.row_bytes as u64);
         for (piece, at) in (check.first_piece..).zip((0..check.bytes).step_by(PIECE_BYTES)) {
             self.piece.resize(PIECE_BYTES.min(check.bytes - at), 0);

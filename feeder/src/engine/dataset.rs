@@ -22,11 +22,13 @@ use super::evolve;
 use super::layout::SlotLayout;
 use crate::catalogue::{self, Catalogue, Lines};
 use crate::error::{Error, ErrorKind, Result};
-use crate::log::{Found, Guard, PIECE_BYTES, Root, SegmentView, Topic, TopicView, column_at, crc32c, piece_rows};
+use crate::log::{Found, Guard, PIECE_BYTES, Root, SegmentView, Topic, TopicView, block_rows, column_at, crc32c};
 use crate::reader::ReadFile;
 use crate::schema::{Column, Schema};
 use crate::versions::{SchemaVersion, Upgrade};
 
+/// What is read at once in order: fewer, larger units cost fewer wake-ups.
+const IN_ORDER_BYTES: usize = 1 << 20;
 /// Segment files held open at once by one dataset.
 pub const OPEN_FILES_MAX: usize = 64;
 
@@ -216,9 +218,10 @@ impl Dataset {
         Ok(Some(upgrade))
     }
 
-    /// Rows that are read at once in order: a block, or a few where blocks are small.
-    pub(super) fn piece_rows(&self) -> u32 {
-        piece_rows(&self.under.schema, self.topic.options().block_bytes)
+    /// Rows that are read at once where the order is the topic's own: whole blocks, about [`IN_ORDER_BYTES`] of them.
+    pub(super) fn in_order_rows(&self) -> u32 {
+        let schema = &self.under.schema;
+        block_rows(schema, self.topic.options().block_bytes.max(IN_ORDER_BYTES))
     }
 
     /// The windows trained on, as states keep them: none for a version.
@@ -328,7 +331,7 @@ impl Dataset {
             Found::Lost { end, error } => return Ok(Sample::Bad { error, rows: count.min(end - offset) }),
         };
         let row = (offset - block.base) as usize;
-        let sums = match segment.sums(&block) {
+        let sums = match segment.sums(file.file(), &block) {
             Ok(sums) => sums,
             Err(error) if error.kind() == ErrorKind::Corrupt => {
                 return Ok(Sample::Bad { error, rows: count.min(block.end() - offset) });

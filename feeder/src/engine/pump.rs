@@ -20,11 +20,13 @@ use super::layout::SlotLayout;
 use super::reads::parse_token;
 use super::settings::{Checksum, OnBadRecord, Settings};
 use crate::error::{Error, ErrorKind, Result};
-use crate::reader::{self, BlockReader, Done, Read, Region};
+use crate::reader::{self, BlockReader, Done, MAX_DEPTH, Read, ReaderStats, Region};
 
 /// How far a good sample may stand behind the damaged one that it stands in for, in samples of the topic. Damage is found by
 /// checksummed pieces, each of which may hold thousands of small rows.
 const SUBSTITUTE_REACH: u64 = 1 << 16;
+/// Reads of a unit, mostly no more: a round of all units on their way then is one call.
+const UNIT_READS: usize = 4;
 /// How long a thread without work sleeps before it looks again, if nothing wakes it.
 const IDLE_MS: u64 = 200;
 /// Running counts of one loader, over all its threads.
@@ -122,8 +124,8 @@ pub(super) struct Pump<'a> {
     units: u64,
     /// What this thread has counted since it last told the others.
     tally: Tally,
-    /// System calls told so far.
-    syscalls: u64,
+    /// The reader's counts as told so far.
+    told: ReaderStats,
     /// The feed's orders as this thread last acted on them.
     orders: u64,
 }
@@ -136,7 +138,8 @@ impl<'a> Pump<'a> {
                     shared.notice(line);
                 }
             };
-            Ok(reader::open(shared.settings.reader, shared.settings.depth, regions, &mut log)?)
+            let reads = (shared.settings.depth * UNIT_READS).min(MAX_DEPTH);
+            Ok(reader::open(shared.settings.reader, reads, regions, &mut log)?)
         })
     }
 
@@ -167,7 +170,7 @@ impl<'a> Pump<'a> {
             finished: vec![],
             units: 0,
             tally: Tally::default(),
-            syscalls: 0,
+            told: ReaderStats::default(),
             orders: 0,
         })
     }
@@ -237,11 +240,7 @@ impl<'a> Pump<'a> {
                 continue;
             }
             self.idle.pop();
-            for read in self.reads.drain(..) {
-                self.tally.read_bytes += read.parts.iter().map(|part| u64::from(part.bytes)).sum::<u64>();
-                self.tally.reads += 1;
-                self.reader.submit(read);
-            }
+            self.reads.drain(..).for_each(|read| self.reader.submit(read));
         }
         Ok(Take::Unit)
     }
@@ -249,9 +248,11 @@ impl<'a> Pump<'a> {
     /// Takes back everything that has completed, at least one read.
     fn drain(&mut self) -> Result<()> {
         let outcome = self.reader.wait(1, &mut self.done);
-        let syscalls = self.reader.stats().syscalls;
-        self.tally.syscalls += syscalls - self.syscalls;
-        self.syscalls = syscalls;
+        let stats = self.reader.stats();
+        self.tally.reads += stats.reads - self.told.reads;
+        self.tally.read_bytes += stats.bytes - self.told.bytes;
+        self.tally.syscalls += stats.syscalls - self.told.syscalls;
+        self.told = stats;
         self.shared.counts.add(std::mem::take(&mut self.tally));
         for Done { read, result } in self.done.drain(..) {
             let (number, read_number) = parse_token(read.token);
