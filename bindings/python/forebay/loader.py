@@ -215,8 +215,8 @@ class DataLoader:
         if self._dataset is None:
             raise ClosedError("the loader is closed")
         local = _ranks.local_world_size(os.environ)
-        numbers = {"global_batch": whole, "rank": ranks.rank, "world": world, "local_world": local}
-        return Loader(self._dataset, **numbers, **self._settings)
+        settings = {"local_world": local, **self._settings}
+        return Loader(self._dataset, global_batch=whole, rank=ranks.rank, world=world, **settings)
 
     def _native(self) -> Loader:
         """The compiled loader for the rank that this process is now."""
