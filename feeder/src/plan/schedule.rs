@@ -2,9 +2,10 @@
 //!
 //! A [`Unit`] is one stretch of consecutive samples to be read at once: what one rank needs of a chunk or, in order, of a
 //! piece of the line. Where it is [asked for](Schedule::joining), it is a few such stretches: chunks of one pool that are
-//! first needed in the same step, whose samples go side by side into the steps to come. Its [`Run`]s say which step and row each sample belongs to. Units come by non-decreasing first step,
-//! every chunk in one unit only, and all rows at or after the cursor. So a reader that takes units in turn, and keeps
-//! [`span_steps`](Schedule::span_steps) steps open, never waits for itself and reads nothing twice.
+//! first needed in the same step, whose samples go side by side into the steps to come. Its [`Run`]s say which step and row
+//! each sample belongs to. Units come by non-decreasing first step, every chunk in one unit only, and all rows at or after
+//! the cursor. So a reader that takes units in turn, and keeps [`span_steps`](Schedule::span_steps) steps open, never waits
+//! for itself and reads nothing twice.
 //!
 //! A schedule costs the same wherever its cursor stands, a few nanoseconds a sample, and no allocation once it runs.
 
@@ -28,7 +29,8 @@ pub struct Run {
     pub row: u32,
 }
 
-/// Samples to be read together: of one chunk or piece consecutive ones. Made empty by `default` and filled by [`Schedule::next_into`].
+/// Samples to be read together: of one chunk or piece consecutive ones. Made empty by `default` and filled by
+/// [`Schedule::next_into`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unit {
     /// First step that needs the unit.
