@@ -9,10 +9,14 @@
 //! forbid the former. [`open`] chooses. The third, in `testing`, follows a script of faults. One conformance suite
 //! runs over all three. A file that ends too early is an error, never a signal: no file is mapped.
 //!
+//! [`open_direct`] puts a fourth over the first two, which reads cold data past the page cache.
+//!
 //! The failure of one read ([`ReadError`]) and the failure of the reader itself ([`RingError`]) are different things.
 //! After the latter nothing more can be had from the reader than to drop it.
 
+mod cachestat;
 mod copy;
+mod direct;
 mod error;
 mod file;
 mod preadv;
@@ -33,6 +37,7 @@ pub use error::{ReadError, ReaderError, RingError};
 pub use file::ReadFile;
 pub use region::Region;
 
+use direct::{Bounces, DirectReader, Setup};
 use preadv::PreadvReader;
 use uring::{Ring, UringReader};
 
@@ -89,6 +94,8 @@ pub struct ReaderStats {
     pub syscalls: u64,
     /// Times that the kernel gave fewer bytes than asked for and the rest was read again from there.
     pub short_reads: u64,
+    /// Bytes that were read past the page cache and copied to their parts.
+    pub copied_bytes: u64,
 }
 
 /// Reads blocks of files into regions; see the module for the contract.
@@ -116,6 +123,11 @@ pub trait BlockReader: Send {
 
     /// Totals so far.
     fn stats(&self) -> ReaderStats;
+
+    /// A line for the log about a way of reading that was taken or given up since the last call.
+    fn take_notice(&mut self) -> Option<String> {
+        None
+    }
 }
 
 /// Which implementation to use.
@@ -128,6 +140,43 @@ pub enum ReaderKind {
     Uring,
     /// `preadv`.
     Preadv,
+}
+
+/// Whether files with [final](ReadFile::into_final) contents are read past the page cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DirectReads {
+    /// Where less than half of what is to be read is cached.
+    #[default]
+    Auto,
+    /// Always, if the file system has such reads.
+    On,
+    /// Never.
+    Off,
+}
+
+/// As [`open`], for reads that go past the page cache where `direct` says so and the system lets them; everything else
+/// goes through it. Where there is no memory for the buffers that this needs, the line in `log` says so.
+pub fn open_direct(
+    kind: ReaderKind,
+    direct: DirectReads,
+    depth: usize,
+    regions: Vec<Region>,
+    log: &mut dyn FnMut(&str),
+) -> Result<Box<dyn BlockReader>, ReaderError> {
+    if direct == DirectReads::Off || !(1..=MAX_DEPTH).contains(&depth) {
+        return open(kind, depth, regions, log);
+    }
+    let setup = Setup::default();
+    let bounces = match Bounces::alloc(depth, setup) {
+        Ok(bounces) => bounces,
+        Err(error) => {
+            let mut log = |line: &str| log(&format!("{line}, direct=off reason=no memory for its buffers: {error}"));
+            return open(kind, depth, regions, &mut log);
+        }
+    };
+    let all = regions.iter().cloned().chain([bounces.region()]).collect();
+    let inner = open(kind, depth, all, log)?;
+    Ok(Box::new(DirectReader::new(inner, direct, bounces, regions, setup)))
 }
 
 /// Makes a reader whose parts lie in `regions`; writes one line to `log`: which implementation, and why.
