@@ -20,6 +20,7 @@ const UNSAFE: &[&str] = &[
     "feeder/slab/src/process.rs",
     "feeder/slab/tests/common/mod.rs",
     "feeder/slab/tests/processes.rs",
+    "feeder/src/reader/cachestat.rs",
     "feeder/src/reader/copy.rs",
     "feeder/src/reader/preadv.rs",
     "feeder/src/reader/region.rs",

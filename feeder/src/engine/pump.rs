@@ -84,6 +84,8 @@ pub(super) struct Shared {
     pub(super) counts: Counts,
     /// Whether the way of reading was reported.
     pub(super) reported: AtomicBool,
+    /// Whether it was reported how cold data is read.
+    pub(super) direct_reported: AtomicBool,
     pub(super) notices: Mutex<Vec<String>>,
 }
 
@@ -125,6 +127,8 @@ pub(super) struct Pump<'a> {
     tally: Tally,
     /// System calls told so far.
     syscalls: u64,
+    /// Bytes told so far that the reader copied.
+    bounced: u64,
     /// The feed's orders as this thread last acted on them.
     orders: u64,
 }
@@ -137,7 +141,8 @@ impl<'a> Pump<'a> {
                     shared.notice(line);
                 }
             };
-            Ok(reader::open(shared.settings.reader, shared.settings.depth, regions, &mut log)?)
+            let Settings { reader, direct, depth, .. } = shared.settings;
+            Ok(reader::open_direct(reader, direct, depth, regions, &mut log)?)
         })
     }
 
@@ -168,6 +173,7 @@ impl<'a> Pump<'a> {
             units: 0,
             tally: Tally::default(),
             syscalls: 0,
+            bounced: 0,
             orders: 0,
         })
     }
@@ -249,9 +255,14 @@ impl<'a> Pump<'a> {
     /// Takes back everything that has completed, at least one read.
     fn drain(&mut self) -> Result<()> {
         let outcome = self.reader.wait(1, &mut self.done);
-        let syscalls = self.reader.stats().syscalls;
-        self.tally.syscalls += syscalls - self.syscalls;
-        self.syscalls = syscalls;
+        let stats = self.reader.stats();
+        self.tally.syscalls += stats.syscalls - std::mem::replace(&mut self.syscalls, stats.syscalls);
+        self.tally.copied_bytes += stats.copied_bytes - std::mem::replace(&mut self.bounced, stats.copied_bytes);
+        if let Some(line) = self.reader.take_notice()
+            && !self.shared.direct_reported.swap(true, Ordering::Relaxed)
+        {
+            self.shared.notice(&line);
+        }
         self.shared.counts.add(std::mem::take(&mut self.tally));
         for Done { read, result } in self.done.drain(..) {
             let (number, read_number) = parse_token(read.token);

@@ -108,6 +108,7 @@ impl Runner {
             unit_samples: if key.shuffle { key.chunk } else { in_order_samples },
             counts: Counts::default(),
             reported: AtomicBool::new(false),
+            direct_reported: AtomicBool::new(false),
             notices: Mutex::default(),
         });
         let (alive, ended) = channel();

@@ -9,10 +9,14 @@
 //! forbid the former. [`open`] chooses. The third, in `testing`, follows a script of faults. One conformance suite
 //! runs over all three. A file that ends too early is an error, never a signal: no file is mapped.
 //!
+//! [`open_direct`] puts a fourth over the first two, which reads cold data past the page cache.
+//!
 //! The failure of one read ([`ReadError`]) and the failure of the reader itself ([`RingError`]) are different things.
 //! After the latter nothing more can be had from the reader than to drop it.
 
+mod cachestat;
 mod copy;
+mod direct;
 mod error;
 mod file;
 mod preadv;
@@ -27,6 +31,7 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 
+use std::io;
 use std::sync::Arc;
 
 pub use copy::fence;
@@ -35,6 +40,7 @@ pub use file::ReadFile;
 pub use region::Region;
 pub use scatter::Scatter;
 
+use direct::{Bounces, DirectReader, Setup};
 use preadv::PreadvReader;
 use uring::{Ring, UringReader};
 
@@ -91,6 +97,8 @@ pub struct ReaderStats {
     pub syscalls: u64,
     /// Times that the kernel gave fewer bytes than asked for and the rest was read again from there.
     pub short_reads: u64,
+    /// Bytes that were read past the page cache and copied to their parts.
+    pub copied_bytes: u64,
 }
 
 /// Reads blocks of files into regions; see the module for the contract.
@@ -118,6 +126,11 @@ pub trait BlockReader: Send {
 
     /// Totals so far.
     fn stats(&self) -> ReaderStats;
+
+    /// A line for the log about a way of reading that was taken or given up since the last call.
+    fn take_notice(&mut self) -> Option<String> {
+        None
+    }
 }
 
 /// Which implementation to use.
@@ -130,6 +143,55 @@ pub enum ReaderKind {
     Uring,
     /// `preadv`.
     Preadv,
+}
+
+/// Whether files with [final](ReadFile::into_final) contents are read past the page cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DirectReads {
+    /// Where less than half of what is to be read is cached.
+    #[default]
+    Auto,
+    /// Always, if the file system has such reads.
+    On,
+    /// Never.
+    Off,
+}
+
+/// As [`open`], for reads that go past the page cache where `direct` says so and the system lets them; everything else
+/// goes through it. Where there is no memory for the buffers that this needs, the line in `log` says so.
+pub fn open_direct(
+    kind: ReaderKind,
+    direct: DirectReads,
+    depth: usize,
+    regions: Vec<Region>,
+    log: &mut dyn FnMut(&str),
+) -> Result<Box<dyn BlockReader>, ReaderError> {
+    if direct == DirectReads::Off || !(1..=MAX_DEPTH).contains(&depth) {
+        return open(kind, depth, regions, log);
+    }
+    let bounces = Bounces::alloc(depth, Setup::default());
+    open_with(kind, direct, depth, regions, bounces, log)
+}
+
+/// As [`open_direct`] with these buffers, or without them.
+fn open_with(
+    kind: ReaderKind,
+    direct: DirectReads,
+    depth: usize,
+    regions: Vec<Region>,
+    bounces: io::Result<Bounces>,
+    log: &mut dyn FnMut(&str),
+) -> Result<Box<dyn BlockReader>, ReaderError> {
+    let bounces = match bounces {
+        Ok(bounces) => bounces,
+        Err(error) => {
+            let mut log = |line: &str| log(&format!("{line}, direct=off reason=no memory for its buffers: {error}"));
+            return open(kind, depth, regions, &mut log);
+        }
+    };
+    let all = regions.iter().cloned().chain([bounces.region()]).collect();
+    let inner = open(kind, depth, all, log)?;
+    Ok(Box::new(DirectReader::new(inner, direct, bounces, regions, Setup::default())))
 }
 
 /// Makes a reader whose parts lie in `regions`; writes one line to `log`: which implementation, and why.
