@@ -34,6 +34,7 @@ mod bad;
 mod blocks;
 mod reads;
 
+mod budget;
 mod pump;
 
 mod runner;

@@ -14,6 +14,7 @@ use slab::{FreeWaiter, Level};
 use super::Dataset;
 use super::assemble::{Assembler, JUNK_BYTES, Job, place_of, seq_of};
 use super::bad::BadSample;
+use super::budget::keeps_in_cache;
 use super::dataset::Sample;
 use super::feed::{Failure, Feed, Incident, Take};
 use super::layout::SlotLayout;
@@ -81,6 +82,9 @@ pub(super) struct Shared {
     pub(super) settings: Settings,
     /// Most samples of a unit.
     pub(super) unit_samples: u32,
+    /// What an epoch reads, over all ranks, and the memory that there was.
+    pub(super) data_bytes: u64,
+    pub(super) available_bytes: u64,
     pub(super) counts: Counts,
     /// Whether the way of reading was reported.
     pub(super) reported: AtomicBool,
@@ -131,6 +135,8 @@ pub(super) struct Pump<'a> {
     bounced: u64,
     /// The feed's orders as this thread last acted on them.
     orders: u64,
+    /// The epoch of the last unit.
+    epoch: Option<u64>,
 }
 
 impl<'a> Pump<'a> {
@@ -175,6 +181,7 @@ impl<'a> Pump<'a> {
             syscalls: 0,
             bounced: 0,
             orders: 0,
+            epoch: None,
         })
     }
 
@@ -224,6 +231,10 @@ impl<'a> Pump<'a> {
                 Checksum::Sampled => self.units.is_multiple_of(Checksum::SAMPLE),
                 Checksum::Off => false,
             };
+            if self.epoch.replace(job.taken.epoch) != Some(job.taken.epoch) {
+                let Shared { data_bytes, available_bytes, .. } = *self.shared;
+                self.reader.keep_in_cache(keeps_in_cache(job.taken.epoch, data_bytes, available_bytes));
+            }
             self.units += 1;
             self.tally.units += 1;
             self.tally.checked_units += u64::from(job.check);

@@ -25,7 +25,7 @@ use super::{fence, transfer};
 /// Offsets and lengths of direct reads are multiples of this; enough for all usual devices.
 const ALIGN_BYTES: u64 = 4096;
 /// A bounce buffer: a read of 1 MiB, with room for what lies beside it.
-const BOUNCE_BYTES: u64 = (1 << 20) + (64 << 10);
+pub(super) const BOUNCE_BYTES: u64 = (1 << 20) + (64 << 10);
 /// Most bounce buffers of one reader; more in flight gain nothing.
 const BOUNCES_MAX: usize = 8;
 /// One read of a file in so many asks whether its range is cached.
@@ -117,7 +117,10 @@ pub(super) struct DirectReader {
     inner: Box<dyn BlockReader>,
     regions: Vec<Region>,
     memory: Region,
+    /// `None`: everything is read past the cache.
     ask: Option<Ask>,
+    /// Whether what is cold is to be in the cache afterwards.
+    keep: bool,
     known: [Known; KNOWN_FILES],
     bounces: Vec<Bounce>,
     free: Vec<usize>,
@@ -153,6 +156,7 @@ impl DirectReader {
             regions,
             memory,
             ask: (mode == DirectReads::Auto).then_some(setup.ask),
+            keep: false,
             known: [Known::default(); KNOWN_FILES],
             bounces: (0..count).map(|_| Bounce::default()).collect(),
             free: (0..count).rev().collect(),
@@ -234,6 +238,9 @@ impl DirectReader {
             *known = Known { id: read.file.id(), asks_in: 0, direct: self.ask.is_none() };
         }
         let Some(ask) = self.ask else { return known.direct };
+        if self.keep {
+            return false;
+        }
         if known.asks_in > 0 {
             known.asks_in -= 1;
             return known.direct;
@@ -440,6 +447,10 @@ impl BlockReader for DirectReader {
     fn stats(&self) -> ReaderStats {
         let ReaderStats { syscalls, short_reads, .. } = self.inner.stats();
         ReaderStats { syscalls: self.stats.syscalls + syscalls, short_reads, ..self.stats }
+    }
+
+    fn keep_in_cache(&mut self, keep: bool) {
+        self.keep = keep;
     }
 
     fn take_notice(&mut self) -> Option<String> {

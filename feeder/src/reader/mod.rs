@@ -127,6 +127,10 @@ pub trait BlockReader: Send {
     /// Totals so far.
     fn stats(&self) -> ReaderStats;
 
+    /// Whether data that is not in the page cache is to be read through it from now on, so that later reads find it there. For
+    /// readers that have the choice.
+    fn keep_in_cache(&mut self, _keep: bool) {}
+
     /// A line for the log about a way of reading that was taken or given up since the last call.
     fn take_notice(&mut self) -> Option<String> {
         None
@@ -148,7 +152,7 @@ pub enum ReaderKind {
 /// Whether files with [final](ReadFile::into_final) contents are read past the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DirectReads {
-    /// Where less than half of what is to be read is cached.
+    /// Where less than half of what is to be read is cached, unless it is [to stay there](BlockReader::keep_in_cache).
     #[default]
     Auto,
     /// Always, if the file system has such reads.
@@ -171,6 +175,11 @@ pub fn open_direct(
     }
     let bounces = Bounces::alloc(depth, Setup::default());
     open_with(kind, direct, depth, regions, bounces, log)
+}
+
+/// Bytes of buffers that [`open_direct`] takes for each read in flight.
+pub(crate) fn bounce_bytes(direct: DirectReads) -> usize {
+    if direct == DirectReads::Off { 0 } else { direct::BOUNCE_BYTES as usize }
 }
 
 /// As [`open_direct`] with these buffers, or without them.
