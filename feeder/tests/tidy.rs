@@ -28,7 +28,8 @@ const UNSAFE: &[&str] = &[
     "feeder/src/reader/tests_uring.rs",
     "feeder/src/reader/uring.rs",
     "feeder/tests/allocations.rs",
-    "feeder/tests/engine.rs",
+    "feeder/tests/corpus/mod.rs",
+    "feeder/tests/corpus/sandbox.rs",
     "feeder/tests/growth.rs",
 ];
 
