@@ -87,14 +87,17 @@ class DataLoader:
         bad_records_max: Damaged records tolerated.
         lanes, chunk, pool: The shuffle's numbers, see `forebay plan`; fixed by a state.
         reader: "auto", "io_uring" or "preadv".
-        direct: Whether sealed segments are read past the page cache: "auto" (the default) where less than half of what is
-            to be read is cached, "on", or "off". From a cold disk that is several times faster and costs a fraction of
-            the processor time, but leaves nothing in the page cache: take "off" for data that fits into memory and is
-            read for many epochs. For cold data shuffled, a `chunk` of about 1 MiB suits a disk best.
+        direct: Whether sealed segments are read past the page cache, which is several times faster from a cold disk, takes
+            a fraction of the processor time, and leaves nothing in the cache. "auto": what is cached is read from the
+            cache; what is not is read past it in epoch 0, and from epoch 1 on unless all that an epoch reads fits in
+            half of the memory available: then it is read through the cache, so that later epochs find it there. "on":
+            always. "off": never. For cold data shuffled, a `chunk` of about 1 MiB suits a disk best.
         reader_threads: Threads that read; two where there are processors for them.
         depth: Reads in flight for each of these threads.
         read_ahead_steps: Steps read ahead beyond those that the shuffle keeps open.
-        memory_limit_bytes: Most bytes of the slab that batches live in; half of what is available by default.
+        memory_limit_bytes: Most bytes of the slab that batches live in; by default half of the memory available to this
+            process. Where a shuffle wants more, chunks are read more than once: slower, in the same order, and a line
+            in the log says so.
         overflow_bytes: Most bytes of batches kept by the program beyond the slab's.
     """
 

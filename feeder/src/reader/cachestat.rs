@@ -30,7 +30,7 @@ struct Pages {
 }
 
 /// Bytes of `offset..offset + bytes` that a read would find in the page cache, in whole pages.
-pub(super) fn cached_bytes(file: &File, offset: u64, bytes: u64) -> io::Result<u64> {
+pub fn cached_bytes(file: &File, offset: u64, bytes: u64) -> io::Result<u64> {
     let range = Range { offset, bytes };
     let mut pages = Pages::default();
     // SAFETY: the descriptor is open while `file` is borrowed; both structures are laid out as the kernel has them, are

@@ -39,20 +39,24 @@ const STREAMING_BYTES: usize = 256;
 /// Marks the wrapped reader's reads that fill bounce buffers.
 const BOUNCE_TOKEN: u64 = 1 << 63;
 
+/// Says whether the kernel gives huge pages at all.
+const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+
 /// Bytes of a range of a file that are cached.
 type Ask = fn(&File, u64, u64) -> io::Result<u64>;
+/// Memory, and whether it may be on huge pages.
+type Alloc = fn(usize) -> io::Result<(Region, io::Result<()>)>;
 
 /// What tests set by hand.
 #[derive(Clone, Copy)]
 pub(super) struct Setup {
     pub(super) ask: Ask,
-    /// Whether to ask for huge pages.
-    pub(super) huge: bool,
+    pub(super) alloc: Alloc,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { ask: cached_bytes, huge: true }
+        Self { ask: cached_bytes, alloc: Region::alloc_advised }
     }
 }
 
@@ -60,8 +64,8 @@ impl Default for Setup {
 pub(super) struct Bounces {
     region: Region,
     count: usize,
-    /// Whether the kernel took the advice to use huge pages.
-    huge: bool,
+    /// Why they are not on huge pages, if they are not.
+    small: Option<String>,
 }
 
 impl Bounces {
@@ -69,8 +73,14 @@ impl Bounces {
     pub(super) fn alloc(depth: usize, setup: Setup) -> io::Result<Self> {
         let count = depth.min(BOUNCES_MAX);
         let bytes = count * BOUNCE_BYTES as usize;
-        let (region, huge) = if setup.huge { Region::alloc_advised(bytes)? } else { (Region::alloc(bytes)?, false) };
-        Ok(Self { region, count, huge })
+        let (region, advised) = (setup.alloc)(bytes)?;
+        let small = match advised {
+            Ok(()) => {
+                std::fs::read_to_string(HUGE_PAGES).ok().filter(|text| text.contains("[never]")).map(|_| "never".into())
+            }
+            Err(error) => Some(error.to_string()),
+        };
+        Ok(Self { region, count, small })
     }
 
     pub(super) fn region(&self) -> Region {
@@ -146,10 +156,10 @@ impl DirectReader {
         regions: Vec<Region>,
         setup: Setup,
     ) -> Self {
-        let Bounces { region: memory, count, huge } = bounces;
+        let Bounces { region: memory, count, small } = bounces;
+        let huge = small.map_or("asked".into(), |why| format!("no, which is slower: {why}"));
         let greeting = format!(
-            "direct=on cold data is read past the page cache: buffers={count} buffer_bytes={BOUNCE_BYTES} huge_pages={}",
-            if huge { "asked" } else { "no, slower" }
+            "direct=on cold data is read past the page cache: buffers={count} buffer_bytes={BOUNCE_BYTES} huge_pages={huge}"
         );
         Self {
             inner,
@@ -223,7 +233,7 @@ impl DirectReader {
                 Some(direct.file.clone())
             }
             Err(reason) => {
-                self.notice = Some(format!("direct=off reason={reason} path={}", file.path().display()));
+                self.notice = Some(refusal(&reason, file));
                 // Not said again before the file is asked about again, nor when all goes well later.
                 self.known[file.id() as usize % KNOWN_FILES] =
                     Known { id: file.id(), asks_in: u32::MAX, direct: false };
@@ -345,7 +355,7 @@ impl DirectReader {
             && matches!(source.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
         {
             read.file.refuse_direct();
-            self.notice = Some(format!("direct=off reason={source} path={}", read.file.path().display()));
+            self.notice = Some(refusal(source, &read.file));
         }
     }
 
@@ -382,6 +392,13 @@ impl DirectReader {
         };
         self.ready.push(Done { read, result });
     }
+}
+
+fn refusal(reason: &dyn std::fmt::Display, file: &ReadFile) -> String {
+    let path = file.path().display();
+    format!(
+        "direct=off reason=the file system reads only through the page cache, which takes more of the processor: {reason} path={path}"
+    )
 }
 
 fn wanted(read: &Read) -> u64 {

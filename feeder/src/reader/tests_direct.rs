@@ -14,6 +14,9 @@ const COLD: Ask = |_, _, _| Ok(0);
 const WARM: Ask = |_, _, bytes| Ok(bytes);
 const REFUSED: Ask = |_, _, _| Err(io::Error::from_raw_os_error(libc::ENOSYS));
 
+/// Without huge pages.
+const SMALL_PAGES: Alloc = |bytes| Ok((Region::alloc(bytes)?, Err(io::Error::from_raw_os_error(libc::EINVAL))));
+
 fn reader_over(
     make: impl Fn(usize, Vec<Region>) -> Box<dyn BlockReader>,
     mode: DirectReads,
@@ -31,7 +34,7 @@ fn kind(kind: ReaderKind) -> impl Fn(usize, Vec<Region>) -> Box<dyn BlockReader>
 }
 
 fn reader(ask: Ask, depth: usize, regions: Vec<Region>) -> DirectReader {
-    reader_over(kind(ReaderKind::Preadv), DirectReads::Auto, Setup { ask, huge: true }, depth, regions)
+    reader_over(kind(ReaderKind::Preadv), DirectReads::Auto, Setup { ask, ..Setup::default() }, depth, regions)
 }
 
 fn final_file(bytes: &[u8]) -> (Arc<ReadFile>, File) {
@@ -70,8 +73,8 @@ fn one(reader: &mut DirectReader, read: Read) -> Done {
 
 #[test]
 fn direct_reads_conform_over_preadv() {
-    for huge in [true, false] {
-        let setup = Setup { ask: COLD, huge };
+    for alloc in [Region::alloc_advised as Alloc, SMALL_PAGES] {
+        let setup = Setup { ask: COLD, alloc };
         for mode in [DirectReads::On, DirectReads::Auto] {
             conformance_on(final_file, |depth, regions| {
                 Box::new(reader_over(kind(ReaderKind::Preadv), mode, setup, depth, regions))
@@ -83,7 +86,7 @@ fn direct_reads_conform_over_preadv() {
 #[test]
 fn direct_reads_conform_over_uring() {
     if io_uring_works() {
-        let setup = Setup { ask: COLD, huge: true };
+        let setup = Setup { ask: COLD, ..Setup::default() };
         for files in [final_file, memory_file] {
             conformance_on(files, |depth, regions| {
                 Box::new(reader_over(kind(ReaderKind::Uring), DirectReads::On, setup, depth, regions))
@@ -104,7 +107,7 @@ fn short_reads_below_conform() {
         let script = Script::default().short_all(bytes);
         let scripted =
             |depth, regions| -> Box<dyn BlockReader> { Box::new(ScriptedReader::new(depth, regions, script.clone())) };
-        let setup = Setup { ask: COLD, huge: true };
+        let setup = Setup { ask: COLD, ..Setup::default() };
         conformance_on(final_file, |depth, regions| {
             Box::new(reader_over(scripted, DirectReads::On, setup, depth, regions))
         });
@@ -170,6 +173,27 @@ fn one_read_in_some_asks_and_the_answer_changes_the_way() {
 }
 
 #[test]
+fn what_is_to_stay_in_the_cache_is_read_through_it_unless_all_is_direct() {
+    let data = contents(1 << 14);
+    let (file, _) = final_file(&data);
+    let memory = regions(1, 1 << 14);
+    let part = || vec![Part { region: 0, at: 0, bytes: 1 << 14 }];
+    let direct = disk_has_direct_reads();
+    for (mode, kept) in [(DirectReads::Auto, 0), (DirectReads::On, 1 << 14)] {
+        let setup = Setup { ask: COLD, ..Setup::default() };
+        let mut reader = reader_over(kind(ReaderKind::Preadv), mode, setup, 2, memory.clone());
+        let mut copied = 0;
+        for (keep, bytes) in [(false, 1 << 14), (true, kept), (false, 1 << 14)] {
+            reader.keep_in_cache(keep);
+            let done = one(&mut reader, read(&file, 0, part()));
+            assert_landed(&memory, &done.read, &data);
+            copied += if direct { bytes } else { 0 };
+            assert_eq!(reader.stats().copied_bytes, copied, "{mode:?} keep={keep}");
+        }
+    }
+}
+
+#[test]
 fn a_kernel_that_cannot_be_asked_reads_through_the_cache_and_says_so_once() {
     let data = contents(1 << 14);
     let (file, _) = final_file(&data);
@@ -192,7 +216,7 @@ fn a_file_system_without_direct_reads_is_read_through_the_cache_and_says_so_once
     let file = Arc::new(ReadFile::open("/proc/version").unwrap().into_final());
     let text = std::fs::read("/proc/version").unwrap();
     let memory = regions(1, 64);
-    let setup = Setup { ask: COLD, huge: true };
+    let setup = Setup { ask: COLD, ..Setup::default() };
     let mut reader = reader_over(kind(ReaderKind::Preadv), DirectReads::On, setup, 2, memory.clone());
     let mut said = Vec::new();
     for _ in 0..3 * ASK_READS {
@@ -217,7 +241,7 @@ fn a_refused_direct_read_is_made_again_and_no_further_one_is_tried() {
         let script = Script::default().fail(0, code);
         let scripted =
             |depth, regions| -> Box<dyn BlockReader> { Box::new(ScriptedReader::new(depth, regions, script.clone())) };
-        let setup = Setup { ask: COLD, huge: true };
+        let setup = Setup { ask: COLD, ..Setup::default() };
         let mut reader = reader_over(scripted, DirectReads::On, setup, 2, memory.clone());
         for nth in 0..2 {
             let done = one(&mut reader, read(&file, 100, vec![Part { region: 0, at: 0, bytes: 15_000 }]));
@@ -236,7 +260,7 @@ fn an_error_that_stays_is_that_of_the_ordinary_read() {
     let script = Script::default().fail(0, libc::EIO).fail(1, libc::EIO);
     let scripted =
         |depth, regions| -> Box<dyn BlockReader> { Box::new(ScriptedReader::new(depth, regions, script.clone())) };
-    let setup = Setup { ask: COLD, huge: true };
+    let setup = Setup { ask: COLD, ..Setup::default() };
     let mut reader = reader_over(scripted, DirectReads::On, setup, 2, regions(1, 20_000));
     let done = one(&mut reader, read(&file, 100, vec![Part { region: 0, at: 0, bytes: 15_000 }]));
     match done.result {
@@ -251,8 +275,10 @@ fn the_first_direct_read_says_how() {
         return;
     }
     let (file, _) = final_file(&contents(8192));
-    for (huge, word) in [(true, "huge_pages="), (false, "huge_pages=no, slower")] {
-        let setup = Setup { ask: COLD, huge };
+    for (alloc, word) in
+        [(Region::alloc_advised as Alloc, "huge_pages="), (SMALL_PAGES, "huge_pages=no, which is slower: Invalid")]
+    {
+        let setup = Setup { ask: COLD, alloc };
         let mut reader = reader_over(kind(ReaderKind::Preadv), DirectReads::Auto, setup, 3, regions(1, 4096));
         let mut said = Vec::new();
         for _ in 0..3 {
