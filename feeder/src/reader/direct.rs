@@ -1,7 +1,7 @@
 //! Reads past the page cache, for data that is not in it: one aligned read into a bounce buffer, then a copy to the parts.
 //!
 //! A wrapper over another reader. A read of a file with [final](super::ReadFile::into_final) contents is widened to borders
-//! of [`ALIGN_BYTES`], cut into equal pieces if it is longer than a bounce buffer, read with `O_DIRECT` into buffers on huge
+//! of [`ALIGN_BYTES`], cut into equal pieces if it is very long, read with `O_DIRECT` into buffers on huge
 //! pages (on small ones a request falls apart into too many segments, a third of the speed), and copied out with stores that
 //! bypass the caches. That costs a tenth of the processor time of reading cold data through the page cache, and leaves the
 //! page cache as it is.
@@ -18,16 +18,13 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
+use super::bounces::{Alloc, Bounces, LOAN_BYTES};
 use super::cachestat::cached_bytes;
 use super::{BlockReader, DirectReads, Done, Part, Read, ReadError, ReadFile, ReaderStats, Region, RingError};
 use super::{fence, transfer};
 
 /// Offsets and lengths of direct reads are multiples of this; enough for all usual devices.
 const ALIGN_BYTES: u64 = 4096;
-/// A bounce buffer: a read of 1 MiB, with room for what lies beside it.
-pub(super) const BOUNCE_BYTES: u64 = (1 << 20) + (64 << 10);
-/// Most bounce buffers of one reader; more in flight gain nothing.
-const BOUNCES_MAX: usize = 8;
 /// One read of a file in so many asks whether its range is cached.
 const ASK_READS: u32 = 8;
 /// A range of which less than one part in so many is cached is read past the cache.
@@ -39,14 +36,8 @@ const STREAMING_BYTES: usize = 256;
 /// Marks the wrapped reader's reads that fill bounce buffers.
 const BOUNCE_TOKEN: u64 = 1 << 63;
 
-/// Says whether the kernel gives huge pages at all.
-const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
-
 /// Bytes of a range of a file that are cached.
 type Ask = fn(&File, u64, u64) -> io::Result<u64>;
-/// Memory, and whether it may be on huge pages.
-type Alloc = fn(usize) -> io::Result<(Region, io::Result<()>)>;
-
 /// What tests set by hand.
 #[derive(Clone, Copy)]
 pub(super) struct Setup {
@@ -57,34 +48,6 @@ pub(super) struct Setup {
 impl Default for Setup {
     fn default() -> Self {
         Self { ask: cached_bytes, alloc: Region::alloc_advised }
-    }
-}
-
-/// Memory to read into, given to the wrapped reader as its last region.
-pub(super) struct Bounces {
-    region: Region,
-    count: usize,
-    /// Why they are not on huge pages, if they are not.
-    small: Option<String>,
-}
-
-impl Bounces {
-    /// For a reader of that depth. Costs address space; memory is taken by the first reads.
-    pub(super) fn alloc(depth: usize, setup: Setup) -> io::Result<Self> {
-        let count = depth.min(BOUNCES_MAX);
-        let bytes = count * BOUNCE_BYTES as usize;
-        let (region, advised) = (setup.alloc)(bytes)?;
-        let small = match advised {
-            Ok(()) => {
-                std::fs::read_to_string(HUGE_PAGES).ok().filter(|text| text.contains("[never]")).map(|_| "never".into())
-            }
-            Err(error) => Some(error.to_string()),
-        };
-        Ok(Self { region, count, small })
-    }
-
-    pub(super) fn region(&self) -> Region {
-        self.region.clone()
     }
 }
 
@@ -105,13 +68,15 @@ struct Work {
     cancelled: bool,
 }
 
-/// One buffer, and the piece that is read into it.
+/// The piece that is read into some grains of the bounce buffers; kept under the number of the first one.
 #[derive(Default)]
 struct Bounce {
     work: usize,
     /// The piece in the file, not yet widened.
     from: u64,
     end: u64,
+    /// What was lent.
+    bytes: usize,
     parts: Vec<Part>,
 }
 
@@ -126,14 +91,13 @@ pub(super) struct DirectReader {
     /// Dropped first: it waits until nothing lands in the bounce buffers any more.
     inner: Box<dyn BlockReader>,
     regions: Vec<Region>,
-    memory: Region,
+    memory: Bounces,
     /// `None`: everything is read past the cache.
     ask: Option<Ask>,
     /// Whether what is cold is to be in the cache afterwards.
     keep: bool,
     known: [Known; KNOWN_FILES],
     bounces: Vec<Bounce>,
-    free: Vec<usize>,
     works: Vec<Work>,
     idle: Vec<usize>,
     queue: VecDeque<Read>,
@@ -152,24 +116,23 @@ impl DirectReader {
     pub(super) fn new(
         inner: Box<dyn BlockReader>,
         mode: DirectReads,
-        bounces: Bounces,
+        memory: Bounces,
         regions: Vec<Region>,
         setup: Setup,
     ) -> Self {
-        let Bounces { region: memory, count, small } = bounces;
-        let huge = small.map_or("asked".into(), |why| format!("no, which is slower: {why}"));
+        let huge = memory.small().map_or("asked".into(), |why| format!("no, which is slower: {why}"));
         let greeting = format!(
-            "direct=on cold data is read past the page cache: buffers={count} buffer_bytes={BOUNCE_BYTES} huge_pages={huge}"
+            "direct=on cold data is read past the page cache: buffer_bytes={} huge_pages={huge}",
+            memory.region().len()
         );
         Self {
             inner,
             regions,
+            bounces: (0..memory.grains()).map(|_| Bounce::default()).collect(),
             memory,
             ask: (mode == DirectReads::Auto).then_some(setup.ask),
             keep: false,
             known: [Known::default(); KNOWN_FILES],
-            bounces: (0..count).map(|_| Bounce::default()).collect(),
-            free: (0..count).rev().collect(),
             works: Vec::new(),
             idle: Vec::new(),
             queue: VecDeque::new(),
@@ -189,12 +152,13 @@ impl DirectReader {
                 if self.works[number].next == self.works[number].end {
                     self.begun = None;
                 } else {
-                    let Some(bounce) = self.free.pop() else { return };
-                    self.submit_piece(number, bounce);
+                    let work = &self.works[number];
+                    let start = work.next / ALIGN_BYTES * ALIGN_BYTES;
+                    let end = work.end.min(start + work.piece_bytes);
+                    let bytes = (end - start).next_multiple_of(ALIGN_BYTES) as usize;
+                    let Some(bounce) = self.memory.lend(bytes) else { return };
+                    self.submit_piece(number, bounce, start, end, bytes);
                 }
-            }
-            if self.free.is_empty() {
-                return;
             }
             let Some(read) = self.queue.pop_front() else { return };
             let wanted = wanted(&read);
@@ -211,7 +175,7 @@ impl DirectReader {
                 Some(file) => {
                     let (next, end) = (read.offset, read.offset + wanted);
                     let span = end - next / ALIGN_BYTES * ALIGN_BYTES;
-                    let piece_bytes = span.div_ceil(span.div_ceil(BOUNCE_BYTES)).next_multiple_of(ALIGN_BYTES);
+                    let piece_bytes = span.div_ceil(span.div_ceil(LOAN_BYTES as u64)).next_multiple_of(ALIGN_BYTES);
                     let (read, file) = (Some(read), Some(file));
                     self.works[number] = Work { read, file, next, end, piece_bytes, ..Work::default() };
                     self.begun = Some(number);
@@ -274,17 +238,15 @@ impl DirectReader {
         self.inner.submit(read);
     }
 
-    fn submit_piece(&mut self, number: usize, bounce: usize) {
+    /// Reads the file from `start` to `end` into the grains from `bounce` on, in which `bytes` were lent.
+    fn submit_piece(&mut self, number: usize, bounce: usize, start: u64, end: u64, bytes: usize) {
         let work = &mut self.works[number];
         let Some(file) = work.file.clone() else { return };
-        let start = work.next / ALIGN_BYTES * ALIGN_BYTES;
-        let end = work.end.min(start + work.piece_bytes);
         let place = &mut self.bounces[bounce];
-        (place.work, place.from, place.end) = (number, work.next, end);
+        (place.work, place.from, place.end, place.bytes) = (number, work.next, end, bytes);
         let mut parts = std::mem::take(&mut place.parts);
         parts.clear();
-        let bytes = (end - start).next_multiple_of(ALIGN_BYTES) as u32;
-        parts.push(Part { region: self.regions.len() as u32, at: bounce * BOUNCE_BYTES as usize, bytes });
+        parts.push(Part { region: self.regions.len() as u32, at: Bounces::at(bounce), bytes: bytes as u32 });
         work.next = end;
         work.pieces_out += 1;
         self.inner.submit(Read { file, offset: start, parts, token: BOUNCE_TOKEN | bounce as u64 });
@@ -311,7 +273,7 @@ impl DirectReader {
 
     fn take_piece(&mut self, read: Read, result: Result<(), ReadError>) {
         let bounce = (read.token & !BOUNCE_TOKEN) as usize;
-        let Bounce { work: number, from, end, .. } = self.bounces[bounce];
+        let Bounce { work: number, from, end, bytes, .. } = self.bounces[bounce];
         let got = match &result {
             Ok(()) => u64::MAX,
             Err(ReadError::UnexpectedEnd { got, .. }) => *got,
@@ -330,7 +292,7 @@ impl DirectReader {
         }
         debug_assert!(from < end);
         self.bounces[bounce].parts = read.parts;
-        self.free.push(bounce);
+        self.memory.take_back(bounce, bytes);
         self.works[number].pieces_out -= 1;
         self.end_pieces(number);
     }
@@ -367,13 +329,13 @@ impl DirectReader {
         for part in &read.parts {
             let (first, last) = (at.max(from), (at + u64::from(part.bytes)).min(end));
             if first < last {
-                let source = bounce * BOUNCE_BYTES as usize + (first - start) as usize;
+                let source = Bounces::at(bounce) + (first - start) as usize;
                 let (into, bytes) = (part.at + (first - at) as usize, (last - first) as usize);
                 let region = &self.regions[part.region as usize];
                 if bytes >= STREAMING_BYTES {
-                    region.copy_from_streaming(into, &self.memory, source, bytes);
+                    region.copy_from_streaming(into, self.memory.region(), source, bytes);
                 } else {
-                    region.copy_from(into, &self.memory, source, bytes);
+                    region.copy_from(into, self.memory.region(), source, bytes);
                 }
             }
             at += u64::from(part.bytes);

@@ -14,6 +14,7 @@
 //! The failure of one read ([`ReadError`]) and the failure of the reader itself ([`RingError`]) are different things.
 //! After the latter nothing more can be had from the reader than to drop it.
 
+mod bounces;
 mod cachestat;
 mod copy;
 mod direct;
@@ -40,7 +41,8 @@ pub use file::ReadFile;
 pub use region::Region;
 pub use scatter::Scatter;
 
-use direct::{Bounces, DirectReader, Setup};
+use bounces::Bounces;
+use direct::{DirectReader, Setup};
 use preadv::PreadvReader;
 use uring::{Ring, UringReader};
 
@@ -173,13 +175,13 @@ pub fn open_direct(
     if direct == DirectReads::Off || !(1..=MAX_DEPTH).contains(&depth) {
         return open(kind, depth, regions, log);
     }
-    let bounces = Bounces::alloc(depth, Setup::default());
+    let bounces = Bounces::new(depth, Setup::default().alloc);
     open_with(kind, direct, depth, regions, bounces, log)
 }
 
 /// Bytes of buffers that [`open_direct`] takes for each read in flight.
 pub(crate) fn bounce_bytes(direct: DirectReads) -> usize {
-    if direct == DirectReads::Off { 0 } else { direct::BOUNCE_BYTES as usize }
+    if direct == DirectReads::Off { 0 } else { bounces::LOAN_BYTES }
 }
 
 /// As [`open_direct`] with these buffers, or without them.
@@ -198,7 +200,7 @@ fn open_with(
             return open(kind, depth, regions, &mut log);
         }
     };
-    let all = regions.iter().cloned().chain([bounces.region()]).collect();
+    let all = regions.iter().cloned().chain([bounces.region().clone()]).collect();
     let inner = open(kind, depth, all, log)?;
     Ok(Box::new(DirectReader::new(inner, direct, bounces, regions, Setup::default())))
 }

@@ -24,8 +24,8 @@ fn reader_over(
     depth: usize,
     regions: Vec<Region>,
 ) -> DirectReader {
-    let bounces = Bounces::alloc(depth, setup).unwrap();
-    let inner = make(depth, regions.iter().cloned().chain([bounces.region()]).collect());
+    let bounces = Bounces::new(depth, setup.alloc).unwrap();
+    let inner = make(depth, regions.iter().cloned().chain([bounces.region().clone()]).collect());
     DirectReader::new(inner, mode, bounces, regions, setup)
 }
 
@@ -118,12 +118,10 @@ fn short_reads_below_conform() {
 #[test]
 fn long_reads_are_cut_into_pieces_and_arrive_whole() {
     let direct = disk_has_direct_reads();
-    let data = contents(5 * BOUNCE_BYTES as usize + 777);
+    let data = contents(5 * LOAN_BYTES + 777);
     let (file, _) = final_file(&data);
     for depth in [1, 3] {
-        for (offset, bytes) in
-            [(0, data.len()), (4095, data.len() - 4095), (1, BOUNCE_BYTES as usize), (data.len() - 1, 1)]
-        {
+        for (offset, bytes) in [(0, data.len()), (4095, data.len() - 4095), (1, LOAN_BYTES), (data.len() - 1, 1)] {
             let memory = regions(1, data.len() + 100);
             let mut reader = reader(COLD, depth, memory.clone());
             let cut = (bytes / 3) as u32;
@@ -287,7 +285,7 @@ fn the_first_direct_read_says_how() {
         }
         assert_eq!(said.len(), 1);
         assert!(
-            said[0].starts_with("direct=on") && said[0].contains("buffers=3") && said[0].contains(word),
+            said[0].starts_with("direct=on") && said[0].contains("buffer_bytes=3342336") && said[0].contains(word),
             "{said:?}"
         );
     }
