@@ -89,9 +89,10 @@ class DataLoader:
         reader: "auto", "io_uring" or "preadv".
         direct: Whether sealed segments are read past the page cache, which is several times faster from a cold disk, takes
             a fraction of the processor time, and leaves nothing in the cache. "auto": what is cached is read from the
-            cache; what is not is read past it in epoch 0, and from epoch 1 on unless all that an epoch reads fits in
-            half of the memory available: then it is read through the cache, so that later epochs find it there. "on":
-            always. "off": never. For cold data shuffled, a `chunk` of about 1 MiB suits a disk best.
+            cache; what is not, reads below 16 KiB apart, is read past it in epoch 0. From epoch 1 on, if all that an
+            epoch reads fits in half of the memory available, it is read through the cache instead, so that later
+            epochs find it there. "on": always. "off": never. For cold data shuffled, a `chunk` of about 1 MiB suits
+            a disk best.
         reader_threads: Threads that read; two where there are processors for them.
         depth: Reads in flight for each of these threads.
         read_ahead_steps: Steps read ahead beyond those that the shuffle keeps open.

@@ -12,8 +12,10 @@ use super::Region;
 const GRAIN_BYTES: usize = 64 << 10;
 /// Most that is lent for one read: 1 MiB, with a grain for what lies beside it up to the borders.
 pub(super) const LOAN_BYTES: usize = (1 << 20) + GRAIN_BYTES;
-/// As many grains as there are bits: enough for seven of the longest reads, all that a device gains from.
-const GRAINS_MAX: usize = u128::BITS as usize;
+/// Most grains, in three huge pages: five of the longest reads are all that a device gains from, and every huge page may
+/// take milliseconds to get.
+const GRAINS_MAX: usize = 96;
+const BITS: usize = u128::BITS as usize;
 /// Says whether the kernel gives huge pages at all.
 const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
@@ -39,7 +41,7 @@ impl Bounces {
             Ok(()) => never().map(|_| format!("{HUGE_PAGES} is never")),
             Err(error) => Some(error.to_string()),
         };
-        Ok(Self { region, free: u128::MAX >> (GRAINS_MAX - grains), small })
+        Ok(Self { region, free: u128::MAX >> (BITS - grains), small })
     }
 
     pub(super) fn region(&self) -> &Region {
@@ -84,7 +86,7 @@ fn grains_of(bytes: usize) -> usize {
 }
 
 fn mask(first: usize, bytes: usize) -> u128 {
-    (u128::MAX >> (GRAINS_MAX - grains_of(bytes))) << first
+    (u128::MAX >> (BITS - grains_of(bytes))) << first
 }
 
 #[cfg(test)]
@@ -98,16 +100,16 @@ mod tests {
     #[test]
     fn what_is_lent_never_overlaps_and_can_be_lent_again() {
         let mut bounces = bounces(8);
-        assert_eq!(bounces.grains(), 128);
+        assert_eq!((bounces.grains(), bounces.region().len()), (96, 6 << 20));
         for _ in 0..3 {
             let long: Vec<_> = std::iter::from_fn(|| bounces.lend(LOAN_BYTES)).collect();
-            assert_eq!(long, [0, 17, 34, 51, 68, 85, 102]);
+            assert_eq!(long, [0, 17, 34, 51, 68]);
             let short: Vec<_> = std::iter::from_fn(|| bounces.lend(1)).collect();
-            assert_eq!(short, (119..128).collect::<Vec<_>>());
+            assert_eq!(short, (85..96).collect::<Vec<_>>());
             long.into_iter().for_each(|first| bounces.take_back(first, LOAN_BYTES));
             short.into_iter().for_each(|first| bounces.take_back(first, 1));
         }
-        assert_eq!(bounces.free, u128::MAX);
+        assert_eq!(bounces.free.count_ones(), 96);
     }
 
     #[test]

@@ -1,17 +1,17 @@
 //! Reads past the page cache, for data that is not in it: one aligned read into a bounce buffer, then a copy to the parts.
 //!
 //! A wrapper over another reader. A read of a file with [final](super::ReadFile::into_final) contents is widened to borders
-//! of [`ALIGN_BYTES`], cut into equal pieces if it is very long, read with `O_DIRECT` into buffers on huge
-//! pages (on small ones a request falls apart into too many segments, a third of the speed), and copied out with stores that
-//! bypass the caches. That costs a tenth of the processor time of reading cold data through the page cache, and leaves the
+//! of [`ALIGN_BYTES`], cut into equal pieces if it is very long, read with `O_DIRECT` into [buffers](super::bounces) on huge
+//! pages, and copied out with stores that bypass the caches. That costs a tenth of the processor time of reading cold data through the page cache, and leaves the
 //! page cache as it is.
 //!
 //! Going past the cache is only ever a faster way: whatever goes wrong with a direct read, its end at a file's end
 //! included, the read is made again by the wrapped reader in the ordinary way, whose result counts. So results are those
 //! of the wrapped reader, and a file system without direct reads costs a line in the log.
 //!
-//! Under [`DirectReads::Auto`] every [`ASK_READS`]th read of a file asks how much of its own range is cached; the reads up
-//! to the next question are made the same way.
+//! Under [`DirectReads::Auto`] short reads go through the cache: they are those of small columns, a page of which holds the
+//! rows of several chunks and is then read once. Of the others every [`ASK_READS`]th of a file asks how much of its own
+//! range is cached; the reads up to the next question are made the same way.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -25,6 +25,8 @@ use super::{fence, transfer};
 
 /// Offsets and lengths of direct reads are multiples of this; enough for all usual devices.
 const ALIGN_BYTES: u64 = 4096;
+/// Shorter reads go through the cache.
+const SHORT_BYTES: u64 = 16 << 10;
 /// One read of a file in so many asks whether its range is cached.
 const ASK_READS: u32 = 8;
 /// A range of which less than one part in so many is cached is read past the cache.
@@ -212,7 +214,7 @@ impl DirectReader {
             *known = Known { id: read.file.id(), asks_in: 0, direct: self.ask.is_none() };
         }
         let Some(ask) = self.ask else { return known.direct };
-        if self.keep {
+        if self.keep || wanted < SHORT_BYTES {
             return false;
         }
         if known.asks_in > 0 {

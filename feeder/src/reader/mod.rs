@@ -154,7 +154,7 @@ pub enum ReaderKind {
 /// Whether files with [final](ReadFile::into_final) contents are read past the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DirectReads {
-    /// Where less than half of what is to be read is cached, unless it is [to stay there](BlockReader::keep_in_cache).
+    /// Where less than half of what is to be read is cached and it is not very short, unless it is [to stay there](BlockReader::keep_in_cache).
     #[default]
     Auto,
     /// Always, if the file system has such reads.

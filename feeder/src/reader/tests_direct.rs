@@ -37,6 +37,11 @@ fn reader(ask: Ask, depth: usize, regions: Vec<Region>) -> DirectReader {
     reader_over(kind(ReaderKind::Preadv), DirectReads::Auto, Setup { ask, ..Setup::default() }, depth, regions)
 }
 
+/// Everything cold, also what is short.
+fn direct(depth: usize, regions: Vec<Region>) -> DirectReader {
+    reader_over(kind(ReaderKind::Preadv), DirectReads::On, Setup::default(), depth, regions)
+}
+
 fn final_file(bytes: &[u8]) -> (Arc<ReadFile>, File) {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(bytes).unwrap();
@@ -54,7 +59,7 @@ fn memory_file(bytes: &[u8]) -> (Arc<ReadFile>, File) {
 /// Whether the file system of temporary files has direct reads: elsewhere only the way back is tested.
 fn disk_has_direct_reads() -> bool {
     let (file, _) = final_file(&contents(8192));
-    let mut reader = reader(COLD, 1, regions(1, 4096));
+    let mut reader = direct(1, regions(1, 4096));
     one(&mut reader, read(&file, 0, vec![Part { region: 0, at: 0, bytes: 4096 }]));
     reader.stats().copied_bytes > 0
 }
@@ -97,8 +102,8 @@ fn direct_reads_conform_over_uring() {
 
 #[test]
 fn files_in_memory_and_files_that_still_grow_conform() {
-    conformance_on(memory_file, |depth, regions| Box::new(reader(COLD, depth, regions)));
-    conformance_on(testing::file, |depth, regions| Box::new(reader(COLD, depth, regions)));
+    conformance_on(memory_file, |depth, regions| Box::new(direct(depth, regions)));
+    conformance_on(testing::file, |depth, regions| Box::new(direct(depth, regions)));
 }
 
 #[test]
@@ -117,13 +122,13 @@ fn short_reads_below_conform() {
 /// Reads longer than a buffer, over borders of pages and up to a ragged end, through fewer buffers than there are pieces.
 #[test]
 fn long_reads_are_cut_into_pieces_and_arrive_whole() {
-    let direct = disk_has_direct_reads();
+    let has_direct = disk_has_direct_reads();
     let data = contents(5 * LOAN_BYTES + 777);
     let (file, _) = final_file(&data);
     for depth in [1, 3] {
         for (offset, bytes) in [(0, data.len()), (4095, data.len() - 4095), (1, LOAN_BYTES), (data.len() - 1, 1)] {
             let memory = regions(1, data.len() + 100);
-            let mut reader = reader(COLD, depth, memory.clone());
+            let mut reader = direct(depth, memory.clone());
             let cut = (bytes / 3) as u32;
             let parts = vec![
                 Part { region: 0, at: 2 * cut as usize + 50, bytes: bytes as u32 - 2 * cut },
@@ -134,7 +139,7 @@ fn long_reads_are_cut_into_pieces_and_arrive_whole() {
             assert!(done.result.is_ok(), "{:?}", done.result);
             assert_eq!(done.read.token, 9);
             assert_landed(&memory, &done.read, &data);
-            assert_eq!(reader.stats().copied_bytes, if direct { bytes as u64 } else { 0 });
+            assert_eq!(reader.stats().copied_bytes, if has_direct { bytes as u64 } else { 0 });
         }
     }
 }
@@ -159,15 +164,18 @@ fn one_read_in_some_asks_and_the_answer_changes_the_way() {
     let direct = disk_has_direct_reads();
     // The first half of the file is cached.
     let half: Ask = |_, offset, bytes| Ok(if offset < 1 << 15 { bytes } else { 0 });
-    let mut reader = reader(half, 1, regions(1, 4096));
-    let part = || vec![Part { region: 0, at: 0, bytes: 4096 }];
+    let mut reader = reader(half, 1, regions(1, 1 << 14));
+    let part = || vec![Part { region: 0, at: 0, bytes: SHORT_BYTES as u32 }];
     for offset in [0, 1 << 15] {
+        // What is short asks nothing.
+        let short = vec![Part { region: 0, at: 0, bytes: SHORT_BYTES as u32 - 1 }];
+        assert!(one(&mut reader, read(&file, 1 << 15, short)).result.is_ok());
         for _ in 0..ASK_READS {
             assert!(one(&mut reader, read(&file, offset, part())).result.is_ok());
         }
     }
     assert_eq!(reader.stats.syscalls, 2);
-    assert_eq!(reader.stats().copied_bytes, if direct { u64::from(ASK_READS) * 4096 } else { 0 });
+    assert_eq!(reader.stats().copied_bytes, if direct { u64::from(ASK_READS) * SHORT_BYTES } else { 0 });
 }
 
 #[test]
@@ -277,7 +285,7 @@ fn the_first_direct_read_says_how() {
         [(Region::alloc_advised as Alloc, "huge_pages="), (SMALL_PAGES, "huge_pages=no, which is slower: Invalid")]
     {
         let setup = Setup { ask: COLD, alloc };
-        let mut reader = reader_over(kind(ReaderKind::Preadv), DirectReads::Auto, setup, 3, regions(1, 4096));
+        let mut reader = reader_over(kind(ReaderKind::Preadv), DirectReads::On, setup, 3, regions(1, 4096));
         let mut said = Vec::new();
         for _ in 0..3 {
             one(&mut reader, read(&file, 0, vec![Part { region: 0, at: 0, bytes: 4096 }]));
