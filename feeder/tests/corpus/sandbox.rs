@@ -10,6 +10,8 @@ pub enum When {
     Always,
     /// If this argument is that number.
     Is(u32, u32),
+    /// If this argument is at least that number (both below 2^32).
+    AtLeast(u32, u32),
     /// If this argument has one of these bits.
     Has(u32, u32),
 }
@@ -42,15 +44,15 @@ pub fn refuse(call: libc::c_long, when: &When, errno: i32) -> io::Result<()> {
         k: value,
     };
     let answer = |action: u32| statement(libc::BPF_RET | libc::BPF_K, action);
-    let mut program = vec![load(0)];
-    match when {
-        When::Always => program.push(jump(libc::BPF_JEQ, call as u32, 1)),
-        When::Is(number, value) => {
-            program.extend([jump(libc::BPF_JEQ, call as u32, 3), argument(*number), jump(libc::BPF_JEQ, *value, 1)]);
-        }
-        When::Has(number, bits) => {
-            program.extend([jump(libc::BPF_JEQ, call as u32, 3), argument(*number), jump(libc::BPF_JSET, *bits, 1)]);
-        }
+    let mut program = vec![load(0), jump(libc::BPF_JEQ, call as u32, if matches!(when, When::Always) { 1 } else { 3 })];
+    let test = match when {
+        When::Always => None,
+        When::Is(number, value) => Some((libc::BPF_JEQ, number, value)),
+        When::AtLeast(number, value) => Some((libc::BPF_JGE, number, value)),
+        When::Has(number, bits) => Some((libc::BPF_JSET, number, bits)),
+    };
+    if let Some((test, number, value)) = test {
+        program.extend([argument(*number), jump(test, *value, 1)]);
     }
     program.push(answer(libc::SECCOMP_RET_ERRNO | errno as u32));
     program.push(answer(libc::SECCOMP_RET_ALLOW));
