@@ -3,14 +3,13 @@
 mod corpus;
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use corpus::{compare, name, topic};
+use corpus::{compare, drop_from_cache, files, name, topic};
 use cursorstore::{Cursor, State};
 use feeder::engine::{Checksum, Loader, Settings};
 use feeder::reader::DirectReads;
 use feeder::reader::testing::cached_bytes;
-use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 /// Samples of 4 KiB, and how many.
 const WIDTH: usize = 2048;
@@ -28,8 +27,7 @@ impl Segment {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         topic(folder.path(), &[SAMPLES], WIDTH, 256 << 10, 512);
-        let path = largest(folder.path()).unwrap();
-        let file = File::open(path).unwrap();
+        let file = files(folder.path()).into_iter().max_by_key(|file| file.metadata().unwrap().len()).unwrap();
         let bytes = file.metadata().unwrap().len();
         assert!(bytes > SAMPLES * 4096);
         Self { file, bytes, root: folder.path().to_owned(), _folder: folder }
@@ -37,8 +35,7 @@ impl Segment {
 
     /// Whether it could be dropped from the page cache: not in file systems that live there.
     fn drop_from_cache(&self) -> bool {
-        self.file.sync_all().unwrap();
-        posix_fadvise(&self.file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).unwrap();
+        drop_from_cache(&self.file);
         self.cached_part().is_some_and(|part| part < 0.05)
     }
 
@@ -46,16 +43,6 @@ impl Segment {
     fn cached_part(&self) -> Option<f64> {
         cached_bytes(&self.file, 0, self.bytes).ok().map(|cached| cached as f64 / self.bytes as f64)
     }
-}
-
-/// The largest file below a folder.
-fn largest(folder: &Path) -> Option<PathBuf> {
-    let mut found: Vec<(u64, PathBuf)> = Vec::new();
-    for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
-        let path = if entry.file_type().unwrap().is_dir() { largest(&entry.path()) } else { Some(entry.path()) };
-        found.extend(path.map(|path| (path.metadata().unwrap().len(), path)));
-    }
-    found.into_iter().max().map(|(_, path)| path)
 }
 
 /// Few slots, so that little is read ahead; a shuffle of small reach.

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use corpus::{compare, expected, name, next, topic};
+use corpus::{compare, drop_from_cache, expected, files, name, next, topic};
 use cursorstore::{Cursor, State};
 use feeder::engine::{Checksum, Loader, Settings};
 use feeder::reader::{DirectReads, ReaderKind};
@@ -178,10 +178,11 @@ const LINE: &str = "line: ";
 const LARGE_WIDTH: usize = 2048;
 const SMALL_BYTES: u64 = 64 << 20;
 
-/// A topic that is larger than what its shuffle keeps open, 64 MiB.
+/// A topic that is larger than what its shuffle keeps open, 64 MiB, and cold.
 fn large() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     topic(folder.path(), &[20_480], LARGE_WIDTH, 1 << 20, 1024);
+    files(folder.path()).iter().for_each(drop_from_cache);
     folder
 }
 

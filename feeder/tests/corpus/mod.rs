@@ -2,6 +2,7 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use feeder::engine::{Batch, Loader, Step};
 use feeder::log::{Root, Topic, TopicOptions, WriterOptions};
 use feeder::plan::Line;
 use feeder::{Rows, Schema};
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 pub const WAIT: Duration = Duration::from_secs(120);
 
@@ -119,4 +121,21 @@ pub fn compare(loader: &mut Loader, epochs: u64, width: usize) {
         }
         assert_eq!(steps, loader.steps());
     }
+}
+
+/// All files below a folder, open for reading.
+pub fn files(folder: &Path) -> Vec<File> {
+    let entries = std::fs::read_dir(folder).unwrap().map(Result::unwrap);
+    entries
+        .flat_map(|entry| match entry.file_type().unwrap().is_dir() {
+            true => files(&entry.path()),
+            false => vec![File::open(entry.path()).unwrap()],
+        })
+        .collect()
+}
+
+/// Takes a file out of the page cache, where its file system does not live there.
+pub fn drop_from_cache(file: &File) {
+    file.sync_all().unwrap();
+    posix_fadvise(file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).unwrap();
 }
