@@ -40,6 +40,7 @@ const BOUNCE_TOKEN: u64 = 1 << 63;
 
 /// Bytes of a range of a file that are cached.
 type Ask = fn(&File, u64, u64) -> io::Result<u64>;
+
 /// What tests set by hand.
 #[derive(Clone, Copy)]
 pub(super) struct Setup {
