@@ -271,11 +271,12 @@ def _calls(rows: Sequence[Row]) -> str:
 
 def _starts(rows: Sequence[Row]) -> str:
     body = []
-    for name in dict.fromkeys(row["contestant"] for row in rows if row["kind"] == "first"):
+    for name in dict.fromkeys(row["contestant"] for row in rows if row["kind"] in ("first", "paced")):
         near, far = ([row["first_batch_ms"] for row in _firsts(rows, name, far)] for far in (False, True))
         paced = [row for row in rows if row["kind"] == "paced" and row["contestant"] == name]
         waits = [_spread([row["next_us"][which] for row in paced], 1) for which in ("p50", "p99")]
-        paces = f"{_median([row['pace_us'] for row in paced], 0)} ({_median([row['reached_us'] for row in paced], 0)})"
+        wanted, reached = (_median([row[which] for row in paced], 0) for which in ("pace_us", "reached_us"))
+        paces = f"{wanted} ({reached})" if paced else ""
         body.append([f"`{name}`", _spread(near, 1), _spread(far, 1), paces, *waits])
     head = [
         "contestant",

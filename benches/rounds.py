@@ -29,6 +29,8 @@ from workloads import Data, Workload
 HERE = Path(__file__).resolve().parent
 CALLS_OF = ("forebay_sequential", "forebay_shuffled")
 """Contestants whose calls are timed one by one."""
+PACED_OF = ("forebay_sequential_1", "forebay_shuffled_1")
+"""Those that a paced consumer takes batches of: one that looks at the clock all the time needs a core of its own."""
 LATENCY_CALLS = 1000
 PACED_CALLS = 5000
 PACED_PART = 0.9
@@ -129,19 +131,23 @@ class Bench:
                 rate, others = report.gigabytes_per_s(result), f"others {result['others']:4.0%} of a core"
                 say(f"round {number + 1} {contestant.name:32} {rate:6.2f} GB/s  {others}")
             if not self.workload.cold:
-                self.calls_of([c for c in chosen if isinstance(c, Loop) and c.name in CALLS_OF], number)
+                self.calls_of([c for c in chosen if isinstance(c, Loop)], number)
 
     def calls_of(self, loops: Iterable[Loop], number: int) -> None:
         """Single calls and first batches, after a round."""
         for loop in loops:
             self.settle(loop)
             of = {"round": number, "contestant": loop.name}
-            self.put("latency", **of, **self.child("latency", loop, least=LATENCY_CALLS))
-            run = next(row for row in reversed(self.rows) if row["kind"] == "run" and row["contestant"] == loop.name)
-            pace_ns = round(sum(run["epoch_s"]) / run["steps"] / PACED_PART * 1e9)
-            self.put("paced", **of, **self.child("paced", loop, least=PACED_CALLS, pace_ns=pace_ns))
-            for far in (False, True):
-                self.put("first", **of, **self.child("first", loop, far=far))
+            if loop.name in CALLS_OF:
+                self.put("latency", **of, **self.child("latency", loop, least=LATENCY_CALLS))
+                for far in (False, True):
+                    self.put("first", **of, **self.child("first", loop, far=far))
+            if loop.name in PACED_OF:
+                run = next(
+                    row for row in reversed(self.rows) if row["kind"] == "run" and row["contestant"] == loop.name
+                )
+                pace_ns = round(sum(run["epoch_s"]) / run["steps"] / PACED_PART * 1e9)
+                self.put("paced", **of, **self.child("paced", loop, least=PACED_CALLS, pace_ns=pace_ns))
 
     def quietest(self, contestant: Limit | Loop) -> dict[str, Any]:
         """One run, again if others were busy meanwhile; of all the one that was disturbed least, whatever its rate."""

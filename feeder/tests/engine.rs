@@ -223,7 +223,8 @@ fn epochs_follow_each_other_without_a_gap_and_nothing_is_read_twice() {
         }
         let ahead = loader.stats().slots * 12 / 8;
         let five = loader.stats().units;
-        assert!(five <= 5 * one.max(40) + ahead && five >= 5 * 32, "one={one} five={five} ahead={ahead}");
+        let least = if shuffle { 40 } else { 1 };
+        assert!(five <= 5 * one.max(least) + ahead && five >= 5 * least, "one={one} five={five} ahead={ahead}");
         let batches = loader.stats().batches;
         loader.begin().unwrap();
         next(&mut loader).unwrap();
@@ -548,11 +549,11 @@ fn damage_to_more_rows_than_a_pool_holds_is_healed_too() {
 fn a_truncated_segment_is_an_error_and_the_steps_before_it_are_good() {
     let folder = tempfile::tempdir().unwrap();
     let width = 3000;
-    let made = topic(folder.path(), &[200], width, 64 << 10, 50);
+    let made = topic(folder.path(), &[2000], width, 256 << 10, 50);
     let path = made.view().unwrap().partitions[0].segment_of(0).unwrap().path.clone();
     let mut loader =
         Loader::open(folder.path(), &name(), Settings { read_ahead_steps: Some(1), ..settings() }).unwrap();
-    let block = made.view().unwrap().partitions[0].segment_of(190).unwrap().block_of(190).unwrap();
+    let block = made.view().unwrap().partitions[0].segment_of(1990).unwrap().block_of(1990).unwrap();
     loader.begin().unwrap();
     next(&mut loader).unwrap();
     std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(block.body).unwrap();

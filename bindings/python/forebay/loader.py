@@ -90,7 +90,7 @@ class DataLoader:
         direct: Reading past the page cache, faster from a cold disk: "on", "off", or "auto": what is cached never, the
             rest in epoch 0, later only if an epoch does not fit in half of the memory available. See the README.
         reader_threads: Threads that read; two where there are processors for them.
-        depth: Reads in flight for each of these threads.
+        depth: Units in flight for each of these threads, of a read or a few each.
         read_ahead_steps: Steps read ahead beyond those that the shuffle keeps open.
         memory_limit_bytes: Most bytes of the slab that batches live in; half of what is available by default. With less
             than a shuffle wants, chunks are read more than once, in the same order, and a line in the log says so.

@@ -140,7 +140,7 @@ fn time_cut(view: &PartitionView, ms: u64) -> Result<u64> {
             _ => {
                 let file = segment.file()?;
                 for block in segment.blocks()?.iter() {
-                    look(segment.about(&file, block)?.1, block.base, block.end())?;
+                    look(segment.about(&file, &block)?.1, block.base, block.end())?;
                 }
             }
         }

@@ -35,7 +35,7 @@ Not needed before an ingest, which makes its topic.")]
         #[arg(long, value_name = "N", default_value_t = 1)]
         partitions: u32,
         /// Size of a block, the unit of writing
-        #[arg(long, value_name = "SIZE", default_value = "1MiB")]
+        #[arg(long, value_name = "SIZE", default_value = "256KiB")]
         block_bytes: String,
         /// Size at which a segment file is sealed
         #[arg(long, value_name = "SIZE", default_value = "1GiB")]

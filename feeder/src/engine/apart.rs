@@ -84,7 +84,7 @@ fn fill_span(
             block.file.file().read_exact_at(&mut bytes, at).map_err(|error| {
                 Error::io(format!("cannot read: file={} offset={at}", block.segment.path.display()), error)
             })?;
-            let sums = block.segment.sums(&block.block)?;
+            let sums = block.segment.sums(block.file.file(), &block.block)?;
             let is_good = sums.column(stored_at).get(number) == Some(&crc32c(&bytes));
             *held = Some(Piece { file: block.file.clone(), at, bytes, is_good });
         }

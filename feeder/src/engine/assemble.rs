@@ -27,6 +27,8 @@ use crate::reader::{Part, Read, ReadError, ReadFile, Region, fence};
 
 /// Gaps up to this size are read over, into the junk buffer.
 pub(super) const JUNK_BYTES: usize = 16 << 10;
+/// Blocks are read together until a read is so long. What cannot be read takes with it what is read by the same call.
+const JOINED_BYTES: u64 = 128 << 10;
 /// Rows, or runs of neighbouring rows, from this size on are read straight into their slots.
 const DIRECT_BYTES: usize = 4096;
 /// A column piece of at most so many runs is read straight whatever their size.
@@ -162,8 +164,14 @@ impl Assembler {
         job.copied_bytes = 0;
         let first_read = out.len();
         self.group.clear();
+        let mut known = 0..0;
         for at in 0..job.taken.unit.runs.len() {
             let mut run = job.taken.unit.runs[at];
+            if known.start <= run.index && run.index + u64::from(run.count) <= known.end {
+                // In the block of the one before, as nearly all are.
+                job.spans.push(run);
+                continue;
+            }
             while run.count > 0 {
                 let inside = self.block.as_ref().is_some_and(|block| (block.first..block.end).contains(&run.index));
                 if !inside || self.group.is_empty() {
@@ -173,6 +181,7 @@ impl Assembler {
                             Located::Block(block) => block,
                             Located::Lost { error, .. } if !job.check => return Err(error),
                             Located::Lost { end, error } => {
+                                known = 0..0;
                                 self.make_reads(job, number, out);
                                 lose(job, &mut run, end, &error);
                                 continue;
@@ -185,8 +194,8 @@ impl Assembler {
                     self.group.push((job.spans.len(), block.clone()));
                     self.block = Some(block);
                 }
-                let end = self.block.as_ref().map_or(run.index, |block| block.end);
-                let count = u64::from(run.count).min(end - run.index) as u32;
+                known = self.block.as_ref().map_or(0..run.index, |block| block.first..block.end);
+                let count = u64::from(run.count).min(known.end - run.index) as u32;
                 job.spans.push(Run { count, ..run });
                 run.index += u64::from(count);
                 run.row += count;
@@ -214,6 +223,9 @@ impl Assembler {
     /// The reads of the spans of `self.group`, which lie in one block: column after column, so that offsets grow.
     fn make_reads(&mut self, job: &mut Job, number: usize, out: &mut Vec<Read>) {
         let mut group = std::mem::take(&mut self.group);
+        if out.last().is_some_and(|read| self.read_end - read.offset >= JOINED_BYTES) {
+            self.read_end = u64::MAX;
+        }
         for at in 0..self.layout.by_file.len() {
             let column = self.layout.by_file[at];
             for (part, (from, block)) in group.iter().enumerate() {
@@ -259,13 +271,14 @@ impl Assembler {
         let run_bytes = bytes * rows as usize / spans.len();
         let short = run_bytes < DIRECT_BYTES && spans.len() > DIRECT_RUNS;
         if !job.check && !short && stored.widen.is_none() {
-            for span in &job.spans[spans] {
-                let slot = job.taken.slots[(span.step - job.taken.unit.first_step) as usize] as usize;
+            let (slots, first_step) = (&job.taken.slots, job.taken.unit.first_step);
+            reads.push_all(job.spans[spans].iter().map(|span| {
+                let slot = slots[(span.step - first_step) as usize] as usize;
                 let at = slot * self.layout.slot_bytes + placed.offset + span.row as usize * bytes;
                 let offset = buffer + block.row_of(span.index) * bytes as u64;
                 let part = Part { region: SLAB, at, bytes: (span.count as usize * bytes) as u32 };
-                reads.push(offset, part, span.index..span.index + u64::from(span.count));
-            }
+                (offset, part, span.index..span.index + u64::from(span.count))
+            }));
             return;
         }
         let (mut start, mut end) = (row * bytes, (row + count) * bytes);
@@ -318,11 +331,12 @@ impl Assembler {
                 job.copied_bytes += scatter.bytes() as u64;
                 continue;
             }
+            let (slots, first_step) = (&job.taken.slots, job.taken.unit.first_step);
             for span in &job.spans[copy.spans.clone()] {
                 let bytes = span.count as usize * copy.row_bytes;
                 job.copied_bytes += bytes as u64;
                 let from = copy.at + (span.index - copy.lo) as usize * copy.row_bytes;
-                let slot = job.taken.slots[(span.step - job.taken.unit.first_step) as usize] as usize;
+                let slot = slots[(span.step - first_step) as usize] as usize;
                 let at = slot * self.layout.slot_bytes + placed.offset + span.row as usize * placed.row_bytes;
                 if let Some(widen) = copy.widen {
                     self.widener.turn(widen, &self.scratch, from, bytes, &self.slab, at);
@@ -359,7 +373,8 @@ impl Assembler {
             .sums
             .take()
             .filter(|(file, block, _)| *block == check.block.block && Arc::ptr_eq(file, &check.block.file));
-        let sums = match known.map_or_else(|| check.block.segment.sums(&check.block.block), |(_, _, sums)| Ok(sums)) {
+        let BlockSpan { segment, file, block, .. } = &check.block;
+        let sums = match known.map_or_else(|| segment.sums(file.file(), block), |(_, _, sums)| Ok(sums)) {
             Ok(sums) => sums,
             // Without its header nothing can be said of a block's rows: all are as bad as those with a wrong checksum.
             Err(error) if error.kind() == ErrorKind::Corrupt => {

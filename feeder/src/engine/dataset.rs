@@ -27,6 +27,8 @@ use crate::reader::ReadFile;
 use crate::schema::{Column, Schema};
 use crate::versions::{SchemaVersion, Upgrade};
 
+/// What is read at once in order: fewer, larger units cost fewer wake-ups.
+const IN_ORDER_BYTES: usize = 1 << 20;
 /// Segment files held open at once by one dataset.
 pub const OPEN_FILES_MAX: usize = 64;
 
@@ -216,9 +218,10 @@ impl Dataset {
         Ok(Some(upgrade))
     }
 
-    /// Rows of a full block.
-    pub(super) fn block_rows(&self) -> u32 {
-        block_rows(&self.under.schema, self.topic.options().block_bytes)
+    /// Rows that are read at once where the order is the topic's own: whole blocks, about [`IN_ORDER_BYTES`] of them.
+    pub(super) fn in_order_rows(&self) -> u32 {
+        let schema = &self.under.schema;
+        block_rows(schema, self.topic.options().block_bytes.max(IN_ORDER_BYTES))
     }
 
     /// The windows trained on, as states keep them: none for a version.
@@ -330,7 +333,7 @@ impl Dataset {
             Found::Lost { end, error } => return Ok(Sample::Bad { error, rows: count.min(end - offset) }),
         };
         let row = (offset - block.base) as usize;
-        let sums = match segment.sums(&block) {
+        let sums = match segment.sums(file.file(), &block) {
             Ok(sums) => sums,
             Err(error) if error.kind() == ErrorKind::Corrupt => {
                 return Ok(Sample::Bad { error, rows: count.min(block.end() - offset) });

@@ -21,11 +21,13 @@ use super::layout::SlotLayout;
 use super::reads::parse_token;
 use super::settings::{Checksum, OnBadRecord, Settings};
 use crate::error::{Error, ErrorKind, Result};
-use crate::reader::{self, BlockReader, Done, Read, Region};
+use crate::reader::{self, BlockReader, Done, MAX_DEPTH, Read, ReaderStats, Region};
 
 /// How far a good sample may stand behind the damaged one that it stands in for, in samples of the topic. Damage is found by
 /// checksummed pieces, each of which may hold thousands of small rows.
 const SUBSTITUTE_REACH: u64 = 1 << 16;
+/// Reads of a unit, mostly no more: a round of all units on their way then is one call.
+const UNIT_READS: usize = 4;
 /// How long a thread without work sleeps before it looks again, if nothing wakes it.
 const IDLE_MS: u64 = 200;
 /// Running counts of one loader, over all its threads.
@@ -129,10 +131,8 @@ pub(super) struct Pump<'a> {
     units: u64,
     /// What this thread has counted since it last told the others.
     tally: Tally,
-    /// System calls told so far.
-    syscalls: u64,
-    /// Bytes told so far that the reader copied.
-    bounced: u64,
+    /// The reader's counts as told so far.
+    told: ReaderStats,
     /// The feed's orders as this thread last acted on them.
     orders: u64,
     /// The epoch of the last unit.
@@ -148,7 +148,8 @@ impl<'a> Pump<'a> {
                 }
             };
             let Settings { reader, direct, depth, .. } = shared.settings;
-            Ok(reader::open_direct(reader, direct, depth, regions, &mut log)?)
+            let reads = (depth * UNIT_READS).min(MAX_DEPTH);
+            Ok(reader::open_direct(reader, direct, reads, regions, &mut log)?)
         })
     }
 
@@ -178,8 +179,7 @@ impl<'a> Pump<'a> {
             finished: vec![],
             units: 0,
             tally: Tally::default(),
-            syscalls: 0,
-            bounced: 0,
+            told: ReaderStats::default(),
             orders: 0,
             epoch: None,
         })
@@ -254,11 +254,7 @@ impl<'a> Pump<'a> {
                 continue;
             }
             self.idle.pop();
-            for read in self.reads.drain(..) {
-                self.tally.read_bytes += read.parts.iter().map(|part| u64::from(part.bytes)).sum::<u64>();
-                self.tally.reads += 1;
-                self.reader.submit(read);
-            }
+            self.reads.drain(..).for_each(|read| self.reader.submit(read));
         }
         Ok(Take::Unit)
     }
@@ -267,8 +263,11 @@ impl<'a> Pump<'a> {
     fn drain(&mut self) -> Result<()> {
         let outcome = self.reader.wait(1, &mut self.done);
         let stats = self.reader.stats();
-        self.tally.syscalls += stats.syscalls - std::mem::replace(&mut self.syscalls, stats.syscalls);
-        self.tally.copied_bytes += stats.copied_bytes - std::mem::replace(&mut self.bounced, stats.copied_bytes);
+        self.tally.reads += stats.reads - self.told.reads;
+        self.tally.read_bytes += stats.bytes - self.told.bytes;
+        self.tally.syscalls += stats.syscalls - self.told.syscalls;
+        self.tally.copied_bytes += stats.copied_bytes - self.told.copied_bytes;
+        self.told = stats;
         if let Some(line) = self.reader.take_notice()
             && !self.shared.direct_reported.swap(true, Ordering::Relaxed)
         {

@@ -38,6 +38,27 @@ impl Reads<'_> {
         }
         *self.end = next;
     }
+
+    /// The same of many parts, in order of offsets and samples. Most follow straight on, as the rows of a shuffled chunk do,
+    /// and this is made for them: it is done for every row.
+    pub(super) fn push_all(&mut self, parts: impl Iterator<Item = (u64, Part, Range<u64>)>) {
+        let mut parts = parts.peekable();
+        while let Some((offset, part, samples)) = parts.next() {
+            self.push(offset, part, samples);
+            let (Some(read), Some(range)) = (self.out.last_mut(), self.ranges.last_mut()) else { return };
+            let (read_end, room) = (read.offset + READ_BYTES, MAX_PARTS.saturating_sub(read.parts.len()));
+            let mut end = *self.end;
+            for _ in 0..room {
+                let follows =
+                    |(offset, part, _): &(u64, Part, _)| *offset == end && end + u64::from(part.bytes) <= read_end;
+                let Some((_, part, samples)) = parts.next_if(follows) else { break };
+                end += u64::from(part.bytes);
+                range.end = range.end.max(samples.end);
+                extend(&mut read.parts, part);
+            }
+            *self.end = end;
+        }
+    }
 }
 
 /// Adds `part` to `read`, which ends at `end`, if only a short gap lies between.
@@ -50,13 +71,18 @@ fn join(read: &mut Read, end: u64, offset: u64, part: &Part) -> bool {
     if gap > 0 {
         read.parts.push(Part { region: JUNK, at: 0, bytes: gap as u32 });
     }
-    match read.parts.last_mut() {
-        Some(last) if last.region == part.region && part.region != JUNK && last.at + last.bytes as usize == part.at => {
+    extend(&mut read.parts, *part);
+    true
+}
+
+/// Adds `part`, or makes the last one longer where it is its neighbour.
+fn extend(parts: &mut Vec<Part>, part: Part) {
+    match parts.last_mut() {
+        Some(last) if last.at + last.bytes as usize == part.at && last.region == part.region && part.region != JUNK => {
             last.bytes += part.bytes;
         }
-        _ => read.parts.push(*part),
+        _ => parts.push(part),
     }
-    true
 }
 
 /// Token of a job's read.

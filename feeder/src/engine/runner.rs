@@ -80,7 +80,7 @@ impl Runner {
         settings: &Settings,
         cursor: Cursor,
     ) -> Result<(Self, Sender<()>)> {
-        let in_order_samples = dataset.block_rows();
+        let in_order_samples = dataset.in_order_rows();
         let ends: Arc<[u64]> = dataset.line().ends().into();
         let course = Course { key: key.clone(), ends, share, in_order_samples, stretch_steps: u64::MAX };
         let want = Want::of(&course.schedule(Cursor { epoch: 0, n: 0 })?, settings);
@@ -263,10 +263,12 @@ impl Runner {
     }
 }
 
-/// What a reader thread without slots sleeps for: half of the read-ahead given back at once, so that few batches pay for a
-/// wake-up, or any slot when less than a quarter of it is left to take.
+/// What a reader thread without slots sleeps for: so much of the read-ahead given back at once that few batches pay for a
+/// wake-up, or any slot when less than a quarter of it is left to take. What is given back is read by one call and published
+/// after it, so more than as much must be left to take: with half given back, a trainer at nine tenths of the reader's rate
+/// came to wait.
 fn level(ahead: u32) -> Level {
-    Level { returned: ahead.div_ceil(2).min(WAKE_SLOTS_MAX), ready: ahead / 4 }
+    Level { returned: (ahead * 3 / 8).clamp(1, WAKE_SLOTS_MAX), ready: ahead / 4 }
 }
 
 fn no_slab(error: SlabError) -> Error {

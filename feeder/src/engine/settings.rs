@@ -177,7 +177,7 @@ pub struct Settings {
     pub direct: DirectReads,
     /// Reader threads; `None`: two where there are at least two processors, else one.
     pub reader_threads: Option<usize>,
-    /// Reads in flight on one reader thread.
+    /// Units, of a read or a few each, in flight on one reader thread.
     pub depth: usize,
     /// Steps read ahead of the trainer, beyond those that the shuffle keeps open; `None`: by the plan.
     pub read_ahead_steps: Option<u32>,

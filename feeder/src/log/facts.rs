@@ -221,7 +221,7 @@ mod tests {
         let compact = serde_json::to_string(&grown()).unwrap();
         let id = |dtype: &str| format!(r#"{{"name":"id","dtype":"{dtype}","shape":[]}}"#);
         let x = r#"{"name":"x","dtype":"uint8","shape":[2]}"#;
-        let options = r#"{"partitions":1,"block_bytes":1048576,"segment_bytes":1073741824,"segment_age_ms":null}"#;
+        let options = r#"{"partitions":1,"block_bytes":262144,"segment_bytes":1073741824,"segment_age_ms":null}"#;
         let first = format!(
             r#"{{"incarnation":"00000000000000000000000000000007","schema":[{},{x}],"options":{options}"#,
             id("int32")

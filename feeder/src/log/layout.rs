@@ -9,6 +9,8 @@ use crate::schema::Schema;
 pub const PAGE_BYTES: u64 = 4096;
 /// Bytes of a column's buffer that one checksum covers.
 pub const PIECE_BYTES: usize = 65536;
+/// Bytes of a block, unless its topic was made with another size: those of a chunk that a shuffled reader takes at once.
+pub const BLOCK_BYTES: usize = 256 << 10;
 /// Most rows of one block, whatever their size.
 pub const BLOCK_ROWS_MAX: u32 = 1 << 20;
 

@@ -23,6 +23,7 @@
 
 mod active;
 mod block;
+mod block_list;
 mod commit;
 mod core;
 mod facts;
@@ -50,8 +51,9 @@ use std::path::{Path, PathBuf};
 use cursorstore::Incarnation;
 
 pub use block::BlockRef;
+pub use block_list::BlockList;
 pub use guard::Guard;
-pub use layout::{BLOCK_ROWS_MAX, PAGE_BYTES, PIECE_BYTES, block_rows, body_bytes, column_at};
+pub use layout::{BLOCK_BYTES, BLOCK_ROWS_MAX, PAGE_BYTES, PIECE_BYTES, block_rows, body_bytes, column_at};
 pub use recover::{Damage, Recovery};
 pub use retention::{Holds, Retained, Retention};
 pub use root::Root;

@@ -14,6 +14,7 @@ use super::core::Setup;
 use super::facts::{self, TopicFacts};
 use super::files::{Listing, SegmentName};
 use super::footer;
+use super::layout::BLOCK_BYTES;
 use super::recover::{Place, footer_error};
 use super::view::{PartitionView, SegmentView, TopicView};
 use super::writer::{Writer, WriterOptions};
@@ -42,7 +43,7 @@ pub struct TopicOptions {
 
 impl Default for TopicOptions {
     fn default() -> Self {
-        Self { partitions: 1, block_bytes: 1 << 20, segment_bytes: 1 << 30, segment_age_ms: None }
+        Self { partitions: 1, block_bytes: BLOCK_BYTES, segment_bytes: 1 << 30, segment_age_ms: None }
     }
 }
 

@@ -112,7 +112,7 @@ fn verify_segment(
     }
     for block in blocks.iter() {
         report.blocks += 1;
-        match segment.read_from(&file, block) {
+        match segment.read_from(&file, &block) {
             Ok(rows) => {
                 report.rows += u64::from(block.rows);
                 report.bytes += rows.bytes() as u64;

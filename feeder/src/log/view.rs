@@ -18,6 +18,7 @@ use cursorstore::{Incarnation, TopicName};
 
 use super::Identity;
 use super::block::{self, BadBody, BlockRef, Header, NoHeader};
+use super::block_list::BlockList;
 use super::files::SegmentName;
 use super::footer::{self, NoFooter};
 use super::layout::column_at;
@@ -153,7 +154,7 @@ enum Content {
 /// The blocks of a segment.
 #[derive(Clone, Debug)]
 struct Index {
-    blocks: Arc<[BlockRef]>,
+    blocks: BlockList,
     holes: Vec<Hole>,
     /// Time of the first and the last append, where it is known without reading blocks.
     time_ms: Option<(u64, u64)>,
@@ -173,19 +174,6 @@ pub enum Found {
         /// What is damaged.
         error: Error,
     },
-}
-
-impl Index {
-    /// Number of the first block that ends after `offset`, of a segment that begins at `base`. Blocks as large as the
-    /// first, which all but the last mostly are, are found by one look instead of a search through cold memory.
-    fn after(&self, base: u64, offset: u64) -> usize {
-        let rows = self.blocks.first().map_or(1, |block| u64::from(block.rows.max(1)));
-        let guess = (offset.saturating_sub(base) / rows) as usize;
-        match self.blocks.get(guess) {
-            Some(block) if block.base <= offset && offset < block.end() => guess,
-            _ => self.blocks.partition_point(|block| block.end() <= offset),
-        }
-    }
 }
 
 impl SegmentView {
@@ -211,7 +199,7 @@ impl SegmentView {
         scan: &Scan,
     ) -> Self {
         let index = Index {
-            blocks: scan.blocks.as_slice().into(),
+            blocks: scan.blocks.iter().copied().collect(),
             holes: scan.holes.clone(),
             time_ms: None,
             footer_damage: None,
@@ -259,8 +247,8 @@ impl SegmentView {
     }
 
     /// The blocks in order of offsets. Offsets that none covers are lost to damage.
-    pub fn blocks(&self) -> Result<Arc<[BlockRef]>> {
-        Ok(self.index()?.blocks.clone())
+    pub fn blocks(&self) -> Result<&BlockList> {
+        Ok(&self.index()?.blocks)
     }
 
     /// The block that holds an offset.
@@ -274,9 +262,9 @@ impl SegmentView {
     /// The block that holds an offset, or the rows that are lost there.
     pub fn find(&self, offset: u64) -> Result<Found> {
         let index = self.index()?;
-        let after = index.after(self.base, offset);
+        let after = index.blocks.after(offset);
         match index.blocks.get(after) {
-            Some(block) if block.base <= offset => Ok(Found::Block(*block)),
+            Some(block) if block.base <= offset => Ok(Found::Block(block)),
             next if (self.base..self.end).contains(&offset) => {
                 let end = next.map_or(self.end, |block| block.base);
                 Ok(Found::Lost { end, error: self.lost(index, after, offset) })
@@ -290,9 +278,9 @@ impl SegmentView {
         }
     }
 
-    /// The checksums of a block, from its header, which is verified.
-    pub fn sums(&self, block: &BlockRef) -> Result<BlockSums> {
-        Ok(self.header(&*self.file()?, block)?.sums)
+    /// The checksums of a block, from its header, which is verified. `file` is [the segment's](Self::file).
+    pub fn sums(&self, file: &File, block: &BlockRef) -> Result<BlockSums> {
+        Ok(self.header(file, block)?.sums)
     }
 
     /// The checksums of a block, from the bytes of its header (`block.header..block.body` of the file), which are verified.
@@ -383,7 +371,7 @@ impl SegmentView {
     }
 
     fn corrupt_at(&self, block: &BlockRef, position: u64, why: &str) -> Error {
-        let number = self.index().ok().and_then(|index| index.blocks.iter().position(|other| other == block));
+        let number = self.index().ok().and_then(|index| index.blocks.iter().position(|other| other == *block));
         Error::corrupt(format!(
             "a block is damaged, {why}: path={} block={} position={position} offset={} rows={}",
             self.path.display(),
@@ -438,7 +426,7 @@ impl SegmentView {
         let file = self.file()?;
         let (index, end) = match footer::read(&file, &self.schema, &self.identity, self.base) {
             Ok(footer) => {
-                let (blocks, time_ms) = (footer.blocks.into(), Some(footer.time_ms));
+                let (blocks, time_ms) = (footer.blocks.into_iter().collect(), Some(footer.time_ms));
                 (Index { blocks, holes: Vec::new(), time_ms, footer_damage: None }, footer.end)
             }
             Err(why @ NoFooter::Bad(_)) => self.walked(&file, footer_error(&self.path, self.base, why))?,
@@ -464,15 +452,17 @@ impl SegmentView {
         let Scan { blocks, holes, end, .. } =
             scan_sealed((file, &self.path), &self.schema, &self.identity, self.base..self.end, note)?;
         let footer_damage = Some(damage.report());
-        Ok((Index { blocks: blocks.into(), holes, time_ms, footer_damage }, end))
+        Ok((Index { blocks: blocks.into_iter().collect(), holes, time_ms, footer_damage }, end))
     }
 }
 
 /// Offsets of a segment that no block covers: number of the block that follows, file position of it, offsets.
-fn gaps(blocks: &[BlockRef], offsets: Range<u64>) -> impl Iterator<Item = (usize, u64, Range<u64>)> {
-    (0..=blocks.len()).filter_map(move |number| {
-        let from = if number == 0 { offsets.start } else { blocks[number - 1].end() };
-        let to = blocks.get(number).map_or(offsets.end, |block| block.base);
-        (from < to).then(|| (number, blocks.get(number).map_or(0, |block| block.header), from..to))
+fn gaps(blocks: &BlockList, offsets: Range<u64>) -> impl Iterator<Item = (usize, u64, Range<u64>)> {
+    let mut from = offsets.start;
+    let nexts = blocks.iter().map(Some).chain([None]).enumerate();
+    nexts.filter_map(move |(number, next)| {
+        let before = from..next.map_or(offsets.end, |block| block.base);
+        from = next.map_or(offsets.end, |block| block.end());
+        (!before.is_empty()).then(|| (number, next.map_or(0, |block| block.header), before))
     })
 }

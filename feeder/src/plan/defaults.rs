@@ -5,18 +5,19 @@
 //! chunks enough to mix. A small topic gets smaller chunks: [`LANE_CHUNKS_MIN`] full ones in each lane, and when even
 //! chunks of one sample are too few, fewer lanes. So 256 KiB are reached from 256 MiB of data on; what is smaller stays in
 //! memory, where small reads cost little. Rows below 256 bytes stop at [`CHUNK_SAMPLES_MAX`]: their cost is by row, and
-//! more would only keep more steps open. Where there are chunks enough, c is a power of two, as blocks are: a chunk then
-//! mostly lies in one block, and is one read for each column instead of two. Last, c shrinks by up to a half where that
+//! more would only keep more steps open. Where there are chunks enough, c is the rows of a block, a power of two
+//! ([`block_rows`](crate::log::block_rows)): a chunk is then one read. Last, c shrinks by up to a half where that
 //! leaves fewer samples over: the shorter chunks come last, all from one stretch of the topic.
 
 use super::{LANES_MAX, PLAN_VERSION, PlanKey, WINDOW_SAMPLES_MAX};
+use crate::log::BLOCK_BYTES;
 
 /// L, unless there are more ranks or very few samples.
 pub const LANES: u32 = 64;
 /// G.
 pub const POOL_CHUNKS: u32 = 4;
-/// Bytes of a chunk: what reads of warm data are fast with.
-pub const CHUNK_BYTES: u64 = 256 << 10;
+/// Bytes of a chunk: a block's, which reads of warm data are fast with.
+pub const CHUNK_BYTES: u64 = BLOCK_BYTES as u64;
 /// Most samples of a chunk.
 pub const CHUNK_SAMPLES_MAX: u64 = 1024;
 /// Least full chunks in a lane, where there are samples enough: four pools.
@@ -25,9 +26,6 @@ pub const LANE_CHUNKS_MIN: u64 = 4 * POOL_CHUNKS as u64;
 const LEFT_OVER_PART: u64 = 64;
 /// The same for a power of two, which is worth more.
 const LEFT_OVER_ALIGNED_PART: u64 = 32;
-/// A chunk may be larger than it was asked for by this part, if that makes it a power of two: rows are seldom one
-/// themselves, with their ids and labels beside them.
-const ROUND_UP_PART: u64 = 8;
 
 /// The key of a new job over `total` samples of `row_bytes` each, first trained on by `world` ranks.
 pub fn default_key(row_bytes: u64, total: u64, world: u32, shuffle: bool, seed: u64) -> PlanKey {
@@ -38,11 +36,12 @@ pub fn default_key(row_bytes: u64, total: u64, world: u32, shuffle: bool, seed: 
 }
 
 /// c for chunks of about `chunk_bytes` ([`CHUNK_BYTES`], or 1 MiB where seeking is dear): at least one sample, otherwise
-/// hardly more than these bytes, no more than [`CHUNK_SAMPLES_MAX`], and [`LANE_CHUNKS_MIN`] chunks for each lane; a power
+/// at most half more than these bytes, no more than [`CHUNK_SAMPLES_MAX`], and [`LANE_CHUNKS_MIN`] chunks for each lane; a power
 /// of two where there are more chunks than that.
 pub fn chunk_samples(chunk_bytes: u64, row_bytes: u64, total: u64, lanes: u32) -> u32 {
     let lanes = u64::from(lanes.max(1));
-    let by_bytes = (chunk_bytes + chunk_bytes / ROUND_UP_PART) / row_bytes.max(1);
+    // As a block's rows are found.
+    let by_bytes = chunk_bytes.saturating_mul(3) / 2 / row_bytes.max(1);
     let by_mixing = total / (lanes * LANE_CHUNKS_MIN);
     let by_memory = CHUNK_SAMPLES_MAX.min(WINDOW_SAMPLES_MAX / (lanes * u64::from(POOL_CHUNKS)));
     let most = by_bytes.min(by_mixing).min(by_memory).max(1);

@@ -103,6 +103,11 @@ impl Transfer {
     }
 
     fn fill(&mut self, mut bytes: usize) {
+        if bytes as u64 == self.wanted - self.got {
+            // All of it, as nearly always.
+            (self.got, self.next) = (self.wanted, self.buffers.len());
+            return;
+        }
         while bytes > 0 && self.next < self.buffers.len() {
             let buffer = &mut self.buffers[self.next];
             let here = bytes.min(buffer.iov_len);

@@ -76,7 +76,7 @@ fn verification_names_the_first_bad_extent() {
     assert_eq!((report.records, report.bytes), (30, version.totals.bytes));
 
     let segment = place.topic.view().unwrap().partitions[0].segments()[0].clone();
-    let block = segment.blocks().unwrap()[0];
+    let block = segment.blocks().unwrap().get(0).unwrap();
     let mut bytes = std::fs::read(&segment.path).unwrap();
     bytes[block.body as usize + 3 * 8] ^= 1;
     std::fs::write(&segment.path, bytes).unwrap();
@@ -146,7 +146,7 @@ fn a_version_is_exported_as_it_is() {
     place.topic.retain(&Retention::default(), 0, &|_| Ok(None)).unwrap();
     let segment = place.topic.view().unwrap().partitions[0].segments()[0].clone();
     let mut bytes = std::fs::read(&segment.path).unwrap();
-    bytes[segment.blocks().unwrap()[0].body as usize] ^= 1;
+    bytes[segment.blocks().unwrap().get(0).unwrap().body as usize] ^= 1;
     std::fs::write(&segment.path, bytes).unwrap();
     assert_eq!(catalogue.export(&version, &file, true, &mut |_| {}).unwrap_err().kind(), ErrorKind::Corrupt);
     let left: Vec<_> = std::fs::read_dir(place.dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();

@@ -72,7 +72,7 @@ fn times_part_blocks_or_are_refused() {
     for count in [8, 8, 8] {
         place.append(0, count);
         let segment = place.topic.view().unwrap().partitions[0].segments()[0].clone();
-        let block = *segment.blocks().unwrap().last().unwrap();
+        let block = segment.blocks().unwrap().last().unwrap();
         times.push(segment.about(&segment.file().unwrap(), &block).unwrap().1);
         // The next append is at another time for certain.
         let now = times[times.len() - 1].1;

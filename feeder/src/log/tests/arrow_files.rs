@@ -58,11 +58,11 @@ fn sums_are_those_of_the_bytes_on_disk() {
     let segment = &view.partitions[0].segments()[0];
     let bytes = std::fs::read(&segment.path).unwrap();
     for block in segment.blocks().unwrap().iter() {
-        let sums = segment.sums(block).unwrap();
+        let sums = segment.sums(&segment.file().unwrap(), &block).unwrap();
         let mut header = bytes[block.header as usize..block.body as usize].to_vec();
-        assert_eq!(segment.sums_in(block, &header).unwrap(), sums);
+        assert_eq!(segment.sums_in(&block, &header).unwrap(), sums);
         header[200] ^= 1;
-        assert_eq!(segment.sums_in(block, &header).unwrap_err().kind(), crate::ErrorKind::Corrupt);
+        assert_eq!(segment.sums_in(&block, &header).unwrap_err().kind(), crate::ErrorKind::Corrupt);
         for (number, column) in place.topic.schema().columns().iter().enumerate() {
             let at = (block.body + column_at(place.topic.schema(), block.rows, number)) as usize;
             let buffer = &bytes[at..at + column.row_bytes() * block.rows as usize];

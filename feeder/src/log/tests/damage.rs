@@ -174,7 +174,7 @@ fn read_what_can_be(segment: &SegmentView, file: &File, wanted: &Rows) -> u64 {
     };
     let mut right = 0;
     for block in blocks.iter() {
-        match segment.read_from(file, block) {
+        match segment.read_from(file, &block) {
             Ok(rows) => {
                 assert_same(&rows, &wanted.slice(block.base as usize, block.rows as usize));
                 right += u64::from(block.rows);

@@ -19,7 +19,7 @@ fn exercise(place: &Place) {
     if let Ok(view) = topic.view() {
         for segment in view.partitions[0].segments() {
             if let Ok(blocks) = segment.blocks() {
-                blocks.iter().take(8).for_each(|block| drop(segment.read(block)));
+                blocks.iter().take(8).for_each(|block| drop(segment.read(&block)));
             }
             let _ = segment.block_of(segment.base);
             let _ = segment.damage();

@@ -1,6 +1,8 @@
 //! Costs, statistics and defaults against what schedules really do.
 
 use super::*;
+use crate::log::{BLOCK_BYTES, block_rows};
+use crate::schema::Schema;
 
 /// Units of every rank over the whole line.
 fn units_of_ranks(line: &Line, of: Share) -> Vec<Vec<Unit>> {
@@ -120,8 +122,15 @@ fn defaults_follow_bytes_then_mixing() {
     assert_eq!(chunk(10 << 20, 1 << 30, 8), (64, 1));
     assert_eq!(chunk(8, 1 << 30, 1), (64, 1024), "tiny rows");
     assert_eq!(chunk(4104, 200_000, 1), (64, 64), "an id beside a row of a power of two");
-    assert_eq!(chunk(4096 + 512, 1 << 30, 1), (64, 64), "an eighth more");
-    assert_eq!(chunk(4096 + 513, 1 << 30, 1), (64, 32));
+    assert_eq!(chunk(6144, 1 << 30, 1), (64, 64), "half more");
+    assert_eq!(chunk(6145, 1 << 30, 1), (64, 32));
+    assert_eq!(chunk(320, 1 << 30, 1), (64, 1024), "many small columns: a column of four bytes fills a page");
+    for (schema, row_bytes) in
+        [("x:uint16[2048], id:int64", 4104), ("x:uint8[150528], y:int64", 150_536), ("x:float32[80]", 320)]
+    {
+        let rows = block_rows(&Schema::parse(schema).unwrap(), BLOCK_BYTES);
+        assert_eq!(chunk(row_bytes, 1 << 30, 1).1, rows, "a chunk is a block: {schema}");
+    }
     assert_eq!(chunk(4096, 64 * 16 * 20, 1), (64, 20), "sixteen chunks a lane");
     assert_eq!(chunk(256, 1797, 1), (64, 1));
     assert_eq!(chunk(256, 100, 8), (6, 1), "a few samples take fewer lanes");
@@ -136,7 +145,7 @@ proptest! {
     fn defaults_are_always_a_plan(row_bytes in 0u64..1 << 24, total in 0u64..1 << 40, world in prop_oneof![1u32..5000, any::<u32>()]) {
         let key = default_key(row_bytes, total, world, true, 0);
         prop_assert_eq!(&key, &default_key(row_bytes, total, world, true, 0));
-        prop_assert!(key.chunk == 1 || u64::from(key.chunk) * row_bytes <= CHUNK_BYTES + CHUNK_BYTES / 8);
+        prop_assert!(key.chunk == 1 || u64::from(key.chunk) * row_bytes <= CHUNK_BYTES * 3 / 2);
         let chunks = total / u64::from(key.lanes) / u64::from(key.chunk);
         prop_assert!(chunks >= LANE_CHUNKS_MIN || key.lanes == 1);
         // Whatever data there are, no more is given up than for the power of two and for less left over.
