@@ -158,7 +158,7 @@ pub struct PyLoader {
 #[pymethods]
 impl PyLoader {
     #[new]
-    #[pyo3(signature = (dataset, *, global_batch, rank, world, columns, shuffle, seed, drop_last, tail, checksum,
+    #[pyo3(signature = (dataset, *, global_batch, rank, world, local_world, columns, shuffle, seed, drop_last, tail, checksum,
         on_bad_record, bad_records_max, lanes, chunk, pool, reader, direct, reader_threads, depth,
         read_ahead_steps,
         memory_limit_bytes, overflow_bytes, timeout_s, output))]
@@ -169,6 +169,7 @@ impl PyLoader {
         global_batch: u32,
         rank: u32,
         world: u32,
+        local_world: Option<u32>,
         columns: Option<Vec<String>>,
         shuffle: bool,
         seed: u64,
@@ -201,6 +202,7 @@ impl PyLoader {
             global_batch,
             rank,
             world,
+            local_world,
             columns,
             shuffle,
             seed,

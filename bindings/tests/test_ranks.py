@@ -176,3 +176,11 @@ def test_a_real_mesh_has_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
         assert resolve(mesh=mesh["dp"]) == (0, 1, "the mesh")
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("8", 8), ("1", 1), ("", None), ("0", None), ("-1", None), ("many", None), ("9" * 12, None)]
+)
+def test_how_many_ranks_share_the_machine(text: str, expected: int | None) -> None:
+    assert _ranks.local_world_size({"LOCAL_WORLD_SIZE": text}) == expected
+    assert _ranks.local_world_size({}) is None

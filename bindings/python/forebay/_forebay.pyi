@@ -74,6 +74,7 @@ class Loader:
         global_batch: int,
         rank: int,
         world: int,
+        local_world: int | None,
         columns: Sequence[str] | None,
         shuffle: bool,
         seed: int,

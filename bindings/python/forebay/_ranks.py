@@ -187,6 +187,12 @@ def _of_environment(environment: Mapping[str, str]) -> Ranks:
     return _checked(*numbers, "the environment")
 
 
+def local_world_size(environment: Mapping[str, str]) -> int | None:
+    """How many ranks share this machine, where a launcher says so."""
+    text = environment.get("LOCAL_WORLD_SIZE", "")
+    return int(text) if text.isdecimal() and 0 < int(text) < 2**31 else None
+
+
 def _checked(rank: int, world_size: int, source: str) -> Ranks:
     if not 0 <= rank < world_size:
         raise InvalidError(f"a rank is at least 0 and below world_size: rank={rank} world_size={world_size}")

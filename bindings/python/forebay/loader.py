@@ -87,9 +87,8 @@ class DataLoader:
         bad_records_max: Damaged records tolerated.
         lanes, chunk, pool: The shuffle's numbers, see `forebay plan`; fixed by a state.
         reader: "auto", "io_uring" or "preadv".
-        direct: Reading past the page cache, faster from a cold disk: "on", "off", or "auto": what is cached never, the
-            rest in epoch 0, later only if an epoch does not fit in half of the memory available. See the README.
-        reader_threads: Threads that read; two where there are processors for them.
+        direct: Whether cold data is read past the page cache: "auto" (when, see the README), "on" or "off".
+        reader_threads: Threads that read; two where each rank here (LOCAL_WORLD_SIZE, else all) has two processors.
         depth: Units in flight for each of these threads, of a read or a few each.
         read_ahead_steps: Steps read ahead beyond those that the shuffle keeps open.
         memory_limit_bytes: Most bytes of the slab that batches live in; half of what is available by default. With less
@@ -219,7 +218,9 @@ class DataLoader:
         whole = self._global_batch_size or (self._batch_size or 1) * world
         if self._dataset is None:
             raise ClosedError("the loader is closed")
-        return Loader(self._dataset, global_batch=whole, rank=ranks.rank, world=world, **self._settings)
+        local = _ranks.local_world_size(os.environ)
+        settings = {"local_world": local, **self._settings}
+        return Loader(self._dataset, global_batch=whole, rank=ranks.rank, world=world, **settings)
 
     def _native(self) -> Loader:
         """The compiled loader for the rank that this process is now."""

@@ -188,7 +188,9 @@ pub(super) fn notices(
             Some(line) => lines.push(format!("{line} {less}")),
             None => lines.push(format!("memory is short, less is read at a time: {less} available_bytes={available}")),
         }
-    } else if settings.reader_threads.is_none() && threads == 1 {
+    } else if settings.reader_threads.is_none()
+        && std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1)
+    {
         lines.push(
             "reader_threads=1 reason=this process may use only one processor, which reading shares with training"
                 .into(),

@@ -149,6 +149,8 @@ pub struct Settings {
     pub rank: u32,
     /// Number of parts.
     pub world: u32,
+    /// Ranks that share this machine's processors; `None`: all.
+    pub local_world: Option<u32>,
     /// Columns to deliver, in this order; `None`: all.
     pub columns: Option<Vec<String>>,
     /// Whether samples come in a shuffled order.
@@ -175,7 +177,7 @@ pub struct Settings {
     pub reader: ReaderKind,
     /// Whether sealed segments are read past the page cache.
     pub direct: DirectReads,
-    /// Reader threads; `None`: two where there are at least two processors, else one.
+    /// Reader threads; `None`: two where each rank of this machine has at least two processors, else one.
     pub reader_threads: Option<usize>,
     /// Units, of a read or a few each, in flight on one reader thread.
     pub depth: usize,
@@ -193,6 +195,7 @@ impl Default for Settings {
             global_batch: 1,
             rank: 0,
             world: 1,
+            local_world: None,
             columns: None,
             shuffle: false,
             seed: 0,
@@ -259,7 +262,8 @@ impl Settings {
     /// Reader threads in force.
     pub fn threads(&self) -> usize {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        self.reader_threads.unwrap_or(if cores >= 2 { 2 } else { 1 })
+        let ranks = self.local_world.unwrap_or(self.world).max(1) as usize;
+        self.reader_threads.unwrap_or(if cores / ranks >= 2 { 2 } else { 1 })
     }
 }
 
@@ -271,6 +275,15 @@ mod tests {
         let mut settings = Settings::default();
         change(&mut settings);
         settings.check().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn ranks_of_one_machine_share_its_processors() {
+        let threads = |local_world, reader_threads| {
+            Settings { world: 1 << 20, local_world, reader_threads, ..Settings::default() }.threads()
+        };
+        let alone = if std::thread::available_parallelism().map_or(1, usize::from) >= 2 { 2 } else { 1 };
+        assert_eq!((threads(Some(1), None), threads(None, None), threads(None, Some(3))), (alone, 1, 3));
     }
 
     #[test]
