@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Wea
 use std::time::Duration;
 
 use cursorstore::{State, StateError};
-use feeder::engine::settings::{parse_reader, parse_tail};
+use feeder::engine::settings::{parse_direct, parse_reader, parse_tail};
 use feeder::engine::{Checksum, Loader, OnBadRecord, Settings};
 use feeder::job::{Fence, Shape};
 use feeder::{Error, ErrorKind};
@@ -159,7 +159,8 @@ pub struct PyLoader {
 impl PyLoader {
     #[new]
     #[pyo3(signature = (dataset, *, global_batch, rank, world, local_world, columns, shuffle, seed, drop_last, tail, checksum,
-        on_bad_record, bad_records_max, lanes, chunk, pool, reader, reader_threads, depth, read_ahead_steps,
+        on_bad_record, bad_records_max, lanes, chunk, pool, reader, direct, reader_threads, depth,
+        read_ahead_steps,
         memory_limit_bytes, overflow_bytes, timeout_s, output))]
     #[allow(clippy::too_many_arguments, reason = "they are the settings, by name")]
     fn new(
@@ -181,6 +182,7 @@ impl PyLoader {
         chunk: Option<u32>,
         pool: Option<u32>,
         reader: &str,
+        direct: &str,
         reader_threads: Option<usize>,
         depth: usize,
         read_ahead_steps: Option<u32>,
@@ -213,6 +215,7 @@ impl PyLoader {
             on_bad_record: OnBadRecord::parse(on_bad_record).or_raise()?,
             bad_records_max,
             reader: parse_reader(reader).or_raise()?,
+            direct: parse_direct(direct).or_raise()?,
             reader_threads,
             depth,
             read_ahead_steps,

@@ -1,125 +1,18 @@
 //! The engine against the plan's own reference form: every batch of every rank holds the samples it should, row for row,
 //! whatever the shape of the topic, the order, the reader, the number of threads, and wherever it starts.
 
-use std::path::Path;
+mod corpus;
+
 use std::sync::Arc;
-use std::time::Duration;
 
 use arrow_buffer::Buffer;
-use cursorstore::{Cursor, PlanKey, State, TopicName};
-use feeder::engine::{Batch, Checksum, Loader, OnBadRecord, Settings, Step};
+use corpus::{WAIT, bytes, checked_ids, compare, expected, ids, name, next, rows, topic};
+use cursorstore::{Cursor, PlanKey, State};
+use feeder::engine::{Checksum, Loader, OnBadRecord, Settings, Step};
 use feeder::log::{Root, Topic, TopicOptions, WriterOptions};
 use feeder::plan::{Line, Tail};
 use feeder::reader::ReaderKind;
 use feeder::{ErrorKind, Rows, Schema};
-
-const WAIT: Duration = Duration::from_secs(120);
-
-fn name() -> TopicName {
-    "corpus".parse().unwrap()
-}
-
-/// Value `k` of column `x` of sample `id`.
-fn x_of(id: u64, k: usize) -> u16 {
-    (id as u16).wrapping_mul(31).wrapping_add(k as u16)
-}
-
-fn rows(schema: &Arc<Schema>, ids: std::ops::Range<u64>, width: usize) -> Rows {
-    let id: Vec<i64> = ids.clone().map(|id| id as i64).collect();
-    let x: Vec<u16> = ids.clone().flat_map(|id| (0..width).map(move |k| x_of(id, k))).collect();
-    let y: Vec<f32> = ids.clone().flat_map(|id| [id as f32, -(id as f32), 0.5]).collect();
-    let columns = vec![Buffer::from_vec(id), Buffer::from_vec(x), Buffer::from_vec(y)];
-    Rows::new(schema.clone(), (ids.end - ids.start) as usize, columns).unwrap()
-}
-
-/// A topic whose samples, in the line's order, have the ids 0, 1, 2, ...: `parts` samples per partition.
-fn topic(root: &Path, parts: &[u64], width: usize, block_bytes: usize, appends: u64) -> Topic {
-    let schema = Schema::parse(&format!("id:int64, x:uint16[{width}], y:float32[3]")).unwrap();
-    let options = TopicOptions { partitions: parts.len() as u32, block_bytes, ..TopicOptions::default() };
-    let topic = Root::create(root).unwrap().create_topic(&name(), &schema, &options).unwrap();
-    let mut id = 0;
-    for (partition, &count) in parts.iter().enumerate() {
-        let writer = topic.writer(partition as u32, WriterOptions::default()).unwrap();
-        let end = id + count;
-        while id < end {
-            let next = (id + appends).min(end);
-            writer.append(&rows(topic.schema(), id..next, width)).unwrap();
-            id = next;
-        }
-        if partition % 2 == 0 {
-            writer.seal().unwrap();
-        }
-        writer.close().unwrap();
-    }
-    topic
-}
-
-fn bytes(batch: &Batch, column: &str) -> Vec<u8> {
-    let column = batch.columns.iter().find(|c| &*c.name == column).unwrap();
-    assert_eq!(column.address % 64, 0);
-    // SAFETY: the batch holds the owner of the column's `bytes` bytes.
-    unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(column.address), column.bytes) }.to_vec()
-}
-
-fn ids(batch: &Batch) -> Vec<u64> {
-    bytes(batch, "id").chunks(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as u64).collect()
-}
-
-/// The ids of a batch, after looking at every value of it.
-fn checked_ids(batch: &Batch, width: usize) -> Vec<u64> {
-    let ids = ids(batch);
-    let x: Vec<u16> = bytes(batch, "x").chunks(2).map(|b| u16::from_le_bytes(b.try_into().unwrap())).collect();
-    let y: Vec<f32> = bytes(batch, "y").chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
-    for (row, &id) in ids.iter().enumerate() {
-        assert!((0..width).all(|k| x[row * width + k] == x_of(id, k)), "row {row} is not sample {id}");
-        assert_eq!(y[row * 3..row * 3 + 3], [id as f32, -(id as f32), 0.5]);
-    }
-    ids
-}
-
-fn next(loader: &mut Loader) -> Option<Batch> {
-    match loader.poll_next(WAIT).unwrap() {
-        Step::Batch(batch) => Some(batch),
-        Step::End => None,
-        Step::Pending => panic!("no batch within {WAIT:?}"),
-    }
-}
-
-fn expected(loader: &Loader, cursor: Cursor) -> Vec<u64> {
-    let settings = loader.settings();
-    let ends: Arc<[u64]> = loader.dataset().line().ends().into();
-    Line::new(loader.key(), ends, cursor.epoch).unwrap().step(
-        cursor.n,
-        settings.global_batch,
-        settings.rank,
-        settings.world,
-    )
-}
-
-/// Runs `epochs` epochs and compares every batch with the reference.
-fn compare(loader: &mut Loader, epochs: u64, width: usize) {
-    for _ in 0..epochs {
-        loader.begin().unwrap();
-        let mut steps = 0;
-        loop {
-            let cursor = loader.cursor();
-            let Some(batch) = next(loader) else { break };
-            let got = checked_ids(&batch, width);
-            let want = expected(loader, cursor);
-            assert_eq!(got[..want.len()], want, "at {cursor:?}");
-            assert_eq!(batch.rows as usize, got.len());
-            if loader.settings().masked() {
-                let mask = bytes(&batch, "mask");
-                let valid = mask.iter().filter(|&&flag| flag == 1).count();
-                assert_eq!(valid, want.len());
-            } else {
-                assert_eq!(got.len(), want.len());
-            }
-            steps += 1;
-        }
-        assert_eq!(steps, loader.steps());
-    }
-}
 
 fn settings() -> Settings {
     Settings { global_batch: 12, seed: 7, ..Settings::default() }

@@ -20,6 +20,7 @@ const UNSAFE: &[&str] = &[
     "feeder/slab/src/process.rs",
     "feeder/slab/tests/common/mod.rs",
     "feeder/slab/tests/processes.rs",
+    "feeder/src/reader/cachestat.rs",
     "feeder/src/reader/copy.rs",
     "feeder/src/reader/gather.rs",
     "feeder/src/reader/preadv.rs",
@@ -28,7 +29,8 @@ const UNSAFE: &[&str] = &[
     "feeder/src/reader/tests_uring.rs",
     "feeder/src/reader/uring.rs",
     "feeder/tests/allocations.rs",
-    "feeder/tests/engine.rs",
+    "feeder/tests/corpus/mod.rs",
+    "feeder/tests/corpus/sandbox.rs",
     "feeder/tests/growth.rs",
     "feeder/tests/narrow.rs",
 ];

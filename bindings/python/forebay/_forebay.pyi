@@ -87,6 +87,7 @@ class Loader:
         chunk: int | None,
         pool: int | None,
         reader: str,
+        direct: str,
         reader_threads: int | None,
         depth: int,
         read_ahead_steps: int | None,

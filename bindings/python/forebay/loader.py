@@ -87,10 +87,12 @@ class DataLoader:
         bad_records_max: Damaged records tolerated.
         lanes, chunk, pool: The shuffle's numbers, see `forebay plan`; fixed by a state.
         reader: "auto", "io_uring" or "preadv".
+        direct: Whether cold data is read past the page cache: "auto" (when, see the README), "on" or "off".
         reader_threads: Threads that read; two where each rank here (LOCAL_WORLD_SIZE, else all) has two processors.
         depth: Units in flight for each of these threads, of a read or a few each.
         read_ahead_steps: Steps read ahead beyond those that the shuffle keeps open.
-        memory_limit_bytes: Most bytes of the slab that batches live in; half of what is available by default.
+        memory_limit_bytes: Most bytes of the slab that batches live in; half of what is available by default. With less
+            than a shuffle wants, chunks are read more than once, in the same order, and a line in the log says so.
         overflow_bytes: Most bytes of batches kept by the program beyond the slab's.
     """
 
@@ -127,6 +129,7 @@ class DataLoader:
         chunk: int | None = None,
         pool: int | None = None,
         reader: Literal["auto", "io_uring", "preadv"] = "auto",
+        direct: Literal["auto", "on", "off"] = "auto",
         reader_threads: int | None = None,
         depth: int = 8,
         read_ahead_steps: int | None = None,
@@ -171,6 +174,7 @@ class DataLoader:
             "chunk": _arguments.count("chunk", chunk),
             "pool": _arguments.count("pool", pool),
             "reader": reader,
+            "direct": direct,
             "reader_threads": _arguments.count("reader_threads", reader_threads),
             "depth": _arguments.number("depth", depth),
             "read_ahead_steps": _arguments.count("read_ahead_steps", read_ahead_steps, least=0),

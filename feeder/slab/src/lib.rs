@@ -108,6 +108,8 @@ pub use error::{Fault, SlabError};
 pub use layout::{MAX_SLAB_BYTES, MAX_SLOTS, PAGE_BYTES, Shape};
 pub use level::Level;
 pub use ring::Filled;
+#[cfg(not(loom))]
+pub use room::available_bytes;
 
 #[cfg(not(loom))]
 pub use self::{

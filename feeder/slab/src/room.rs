@@ -1,4 +1,4 @@
-//! Whether there is room for a slab before any of it is touched.
+//! How much memory this process can have, and whether there is room for a slab before any of it is touched.
 //!
 //! Too large a slab must be refused with numbers. Left to the kernel it would be found out page by page, and end in the
 //! out-of-memory killer or SIGBUS instead of an error. Asked are: the machine's available memory, the memory limits of
@@ -37,27 +37,42 @@ const V1: CgroupFiles = CgroupFiles {
     reclaimable: ["total_active_file", "total_inactive_file"],
 };
 
+/// Bytes that this process may still take: the least of what the machine has available, what its control groups allow,
+/// and the limit on file sizes. The largest number where nothing limits.
+pub fn available_bytes() -> u64 {
+    least(&host_file).map_or(u64::MAX, |(bytes, _)| bytes).min(file_size().unwrap_or(u64::MAX))
+}
+
 /// Refuses a slab of `needed_bytes` that this process cannot have.
 pub(crate) fn check(needed_bytes: u64) -> Result<(), SlabError> {
-    if let Ok((soft, _)) = getrlimit(Resource::RLIMIT_FSIZE)
-        && soft != RLIM_INFINITY
-        && needed_bytes > soft
-    {
+    if let Some(soft) = file_size().filter(|&soft| needed_bytes > soft) {
         return Err(SlabError::NoRoom { needed_bytes, available_bytes: Some(soft), limit: FILE_SIZE });
     }
-    check_memory(needed_bytes, &|path| std::fs::read_to_string(path).ok())
+    check_memory(needed_bytes, &host_file)
 }
 
 fn check_memory(needed_bytes: u64, read: &dyn Fn(&str) -> Option<String>) -> Result<(), SlabError> {
-    let machine = read("/proc/meminfo").and_then(|text| number_of(&text, "MemAvailable:")).map(|kib| kib * 1024);
-    let rooms = [(machine, MEMORY), (cgroup_room(read), CGROUP)];
-    let smallest = rooms.into_iter().filter_map(|(bytes, limit)| Some((bytes?, limit))).min();
-    match smallest {
+    match least(read) {
         Some((bytes, limit)) if needed_bytes > bytes => {
             Err(SlabError::NoRoom { needed_bytes, available_bytes: Some(bytes), limit })
         }
         _ => Ok(()),
     }
+}
+
+/// The memory that there is, and what limits it.
+fn least(read: &dyn Fn(&str) -> Option<String>) -> Option<(u64, &'static str)> {
+    let machine = read("/proc/meminfo").and_then(|text| number_of(&text, "MemAvailable:")).map(|kib| kib * 1024);
+    let rooms = [(machine, MEMORY), (cgroup_room(read), CGROUP)];
+    rooms.into_iter().filter_map(|(bytes, limit)| Some((bytes?, limit))).min()
+}
+
+fn host_file(path: &str) -> Option<String> {
+    std::fs::read_to_string(path).ok()
+}
+
+fn file_size() -> Option<u64> {
+    getrlimit(Resource::RLIMIT_FSIZE).ok().map(|(soft, _)| soft).filter(|&soft| soft != RLIM_INFINITY)
 }
 
 /// The least that any control group above this process still allows.
@@ -154,6 +169,7 @@ mod tests {
     #[test]
     fn a_small_slab_has_room_here() {
         check(1 << 20).unwrap();
+        assert!(available_bytes() >= 1 << 20);
         assert!(matches!(check(1 << 60), Err(SlabError::NoRoom { needed_bytes, .. }) if needed_bytes == 1 << 60));
     }
 }

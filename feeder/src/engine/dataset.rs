@@ -305,7 +305,9 @@ impl Dataset {
         let file = Arc::try_unwrap(file).or_else(|shared| shared.try_clone());
         let file =
             file.map_err(|error| Error::io(format!("cannot open segment: path={}", segment.path.display()), error))?;
-        let file = Arc::new(ReadFile::from_file(file, &segment.path));
+        let file = ReadFile::from_file(file, &segment.path);
+        // Sealed segments were synced before they got their name and never change again.
+        let file = Arc::new(if segment.is_sealed() { file.into_final() } else { file });
         if let Some(damage) = segment.footer_damage()? {
             self.notices.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).tell(damage);
         }

@@ -31,13 +31,16 @@ pub(super) struct Course {
     pub(super) in_order_samples: u32,
     /// Most chunks of a unit where it is shuffled.
     pub(super) chunks_together: u32,
+    /// Steps that are scheduled together: all of an epoch, if memory allows.
+    pub(super) stretch_steps: u64,
 }
 
 impl Course {
-    /// The units of `epoch` from place `n` on.
+    /// The units from `cursor` on, of one stretch.
     pub(super) fn schedule(&self, cursor: Cursor) -> Result<Schedule> {
         let line = Line::new(&self.key, self.ends.clone(), cursor.epoch)?;
-        Ok(Schedule::new(line, self.share, cursor.n, self.in_order_samples)?.joining(self.chunks_together))
+        let (piece, steps) = (self.in_order_samples, self.stretch_steps);
+        Ok(Schedule::stretch(line, self.share, cursor.n, piece, steps)?.joining(self.chunks_together))
     }
 }
 
@@ -77,6 +80,8 @@ pub(super) struct Taken {
     pub(super) slots: Vec<u32>,
     /// The `seq` of `unit.first_step`.
     pub(super) first_seq: u64,
+    /// The epoch that it is of.
+    pub(super) epoch: u64,
     /// Rows that the unit brings to each of these slots.
     rows: Vec<u32>,
 }
@@ -201,7 +206,7 @@ impl Feed {
                     return Ok(Take::NoRoom);
                 }
                 inner.publish_ready();
-                inner.next_epoch()?;
+                inner.next_stretch()?;
             }
         }
         let first_seq = inner.base + inner.unit.first_step;
@@ -214,6 +219,7 @@ impl Feed {
         taken.slots.clear();
         taken.slots.extend(inner.open.range(from..from + steps).map(|(slot, _)| *slot));
         taken.first_seq = first_seq;
+        taken.epoch = inner.epoch;
         std::mem::swap(&mut taken.unit, &mut inner.unit);
         inner.unit_ready = false;
         inner.units_out += 1;
@@ -360,10 +366,12 @@ impl Inner {
         Ok(())
     }
 
-    fn next_epoch(&mut self) -> Result<()> {
-        self.base += self.schedule.steps();
-        self.epoch += 1;
-        self.schedule = self.course.schedule(Cursor { epoch: self.epoch, n: 0 })?;
+    /// Goes on after the last step of a schedule: in the same epoch, if that was cut to a stretch, else in the next one.
+    fn next_stretch(&mut self) -> Result<()> {
+        let n = self.schedule.rest();
+        self.epoch += u64::from(n.is_none());
+        let schedule = self.course.schedule(Cursor { epoch: self.epoch, n: n.unwrap_or(0) })?;
+        self.base += std::mem::replace(&mut self.schedule, schedule).steps();
         Ok(())
     }
 }

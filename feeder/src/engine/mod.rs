@@ -36,6 +36,7 @@ mod blocks;
 mod checks;
 mod reads;
 
+mod budget;
 mod pump;
 
 mod runner;

@@ -14,6 +14,7 @@ use slab::{FreeWaiter, Level};
 use super::Dataset;
 use super::assemble::{Assembler, JUNK_BYTES, Job, UnitSize, place_of, seq_of};
 use super::bad::BadSample;
+use super::budget::keeps_in_cache;
 use super::dataset::Sample;
 use super::feed::{Failure, Feed, Incident, Take};
 use super::layout::SlotLayout;
@@ -82,9 +83,14 @@ pub(super) struct Shared {
     pub(super) slab: Region,
     pub(super) settings: Settings,
     pub(super) unit: UnitSize,
+    /// What an epoch reads, over all ranks, and the memory that there was.
+    pub(super) data_bytes: u64,
+    pub(super) available_bytes: u64,
     pub(super) counts: Counts,
     /// Whether the way of reading was reported.
     pub(super) reported: AtomicBool,
+    /// Whether it was reported how cold data is read.
+    pub(super) direct_reported: AtomicBool,
     pub(super) notices: Mutex<Vec<String>>,
 }
 
@@ -128,6 +134,8 @@ pub(super) struct Pump<'a> {
     told: ReaderStats,
     /// The feed's orders as this thread last acted on them.
     orders: u64,
+    /// The epoch of the last unit.
+    epoch: Option<u64>,
 }
 
 impl<'a> Pump<'a> {
@@ -138,8 +146,9 @@ impl<'a> Pump<'a> {
                     shared.notice(line);
                 }
             };
-            let reads = (shared.settings.depth * UNIT_READS).min(MAX_DEPTH);
-            Ok(reader::open(shared.settings.reader, reads, regions, &mut log)?)
+            let Settings { reader, direct, depth, .. } = shared.settings;
+            let reads = (depth * UNIT_READS).min(MAX_DEPTH);
+            Ok(reader::open_direct(reader, direct, reads, regions, &mut log)?)
         })
     }
 
@@ -172,6 +181,7 @@ impl<'a> Pump<'a> {
             tally: Tally::default(),
             told: ReaderStats::default(),
             orders: 0,
+            epoch: None,
         })
     }
 
@@ -221,6 +231,10 @@ impl<'a> Pump<'a> {
                 Checksum::Sampled => self.units.is_multiple_of(Checksum::SAMPLE),
                 Checksum::Off => false,
             };
+            if self.epoch.replace(job.taken.epoch) != Some(job.taken.epoch) {
+                let Shared { data_bytes, available_bytes, .. } = *self.shared;
+                self.reader.keep_in_cache(keeps_in_cache(job.taken.epoch, data_bytes, available_bytes));
+            }
             self.units += 1;
             self.tally.units += 1;
             self.tally.checked_units += u64::from(job.check);
@@ -252,7 +266,13 @@ impl<'a> Pump<'a> {
         self.tally.reads += stats.reads - self.told.reads;
         self.tally.read_bytes += stats.bytes - self.told.bytes;
         self.tally.syscalls += stats.syscalls - self.told.syscalls;
+        self.tally.copied_bytes += stats.copied_bytes - self.told.copied_bytes;
         self.told = stats;
+        if let Some(line) = self.reader.take_notice()
+            && !self.shared.direct_reported.swap(true, Ordering::Relaxed)
+        {
+            self.shared.notice(&line);
+        }
         self.shared.counts.add(std::mem::take(&mut self.tally));
         for Done { read, result } in self.done.drain(..) {
             let (number, read_number) = parse_token(read.token);

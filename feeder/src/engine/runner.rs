@@ -14,26 +14,23 @@ use cursorstore::{Cursor, PlanKey};
 use slab::{Filled, Level, Shape, Slab, SlabError, Taken as SlabTaken, Taker};
 
 use super::Dataset;
-use super::assemble::UnitSize;
+use super::assemble::{Assembler, UnitSize};
 use super::batch::{MASK, shape_of};
+use super::budget::{self, Limit, Want};
 use super::feed::{Course, Feed};
 use super::layout::SlotLayout;
 use super::pump::{Counts, Shared, run};
 use super::settings::Settings;
 use super::stats::Stats;
 use crate::error::{Error, ErrorKind, MORE_DESCRIPTORS, Result, out_of_descriptors};
-use crate::plan::{Schedule, Share};
-use crate::reader::Region;
+use crate::plan::Share;
+use crate::reader::{self, Region};
 
-/// Slots beyond those that the plan keeps open, for batches that the trainer holds.
-const LEASE_SLOTS: u64 = 4;
 /// Most slots that a sleeping reader thread waits for: by then a wake-up costs next to nothing.
 const WAKE_SLOTS_MAX: u32 = 8;
 /// How long the end of a loader waits for its reader threads. One that a dead disk holds longer is left behind: it owns
 /// what it writes to, and ends when the disk answers.
 const STOP_MS: u64 = 3000;
-/// Steps read ahead where the order is the topic's own.
-const IN_ORDER_STEPS: u64 = 16;
 
 /// See the module.
 pub(super) struct Runner {
@@ -70,7 +67,7 @@ impl Runner {
         cursor: Cursor,
     ) -> Result<Self> {
         let (mut runner, alive) = Self::prepare(dataset, layout, key, share, settings, cursor)?;
-        runner.spawn(settings.threads(), &alive)?;
+        runner.spawn(runner.shared.settings.threads(), &alive)?;
         Ok(runner)
     }
 
@@ -89,31 +86,41 @@ impl Runner {
             true => UnitSize { samples: key.chunk, chunks: layout.chunks_together(key.chunk, key.pool) },
             false => UnitSize { samples: in_order_samples, chunks: 1 },
         };
-        let course = Course { key: key.clone(), ends, share, in_order_samples, chunks_together: unit.chunks };
-        let epoch = course.schedule(Cursor { epoch: 0, n: 0 })?;
-        let open_steps = epoch.span_steps();
-        let slots = slots(&epoch, settings, layout.slot_bytes)?;
-        let slab = Slab::create(Shape { slots, slot_bytes: layout.slot_bytes }).map_err(no_slab)?;
+        let (stretch_steps, chunks_together) = (u64::MAX, unit.chunks);
+        let course = Course { key: key.clone(), ends, share, in_order_samples, chunks_together, stretch_steps };
+        let want = Want::of(&course.schedule(Cursor { epoch: 0, n: 0 })?, settings);
+        let available = slab::available_bytes();
+        let limit = Limit::new(settings.memory_limit_bytes, available);
+        let (slots, short) = budget::slots(want, limit, layout.slot_bytes)?;
+        let data_bytes = (layout.row_bytes as u64).saturating_mul(dataset.line().total());
+        let read_bytes = Assembler::scratch_bytes(layout, unit) + reader::bounce_bytes(settings.direct);
+        let (threads, depth) = budget::reading(settings.threads(), settings.depth, read_bytes, available);
+        let notices = budget::notices(short, settings, (threads, depth), available);
+        let course = Course { stretch_steps: slots.stretch, ..course };
+        let slab = Slab::create(Shape { slots: slots.count, slot_bytes: layout.slot_bytes }).map_err(no_slab)?;
         let slot_bytes = slab.shape().slot_bytes;
         let rows = settings.rank_batch() as usize;
         let shapes = layout.columns.iter().map(|placed| shape_of(rows, &placed.column)).collect();
         let layout = Arc::new(SlotLayout { slot_bytes, ..layout.clone() });
         let (filler, taker) = slab.clone().split();
         let waiter = filler.waiter();
-        let feed = Feed::new(filler, slots, course, cursor)?;
+        let feed = Feed::new(filler, slots.count, course, cursor)?;
         let shared = Arc::new(Shared {
             dataset: dataset.clone(),
             layout,
             feed,
             waiter,
-            level: level(slots, open_steps),
+            level: level(slots.ahead),
             turn: Mutex::default(),
             slab: Region::of_slab(&slab),
-            settings: settings.clone(),
+            settings: Settings { reader_threads: Some(threads), depth, ..settings.clone() },
             unit,
+            data_bytes,
+            available_bytes: available,
             counts: Counts::default(),
             reported: AtomicBool::new(false),
-            notices: Mutex::default(),
+            direct_reported: AtomicBool::new(false),
+            notices: Mutex::new(notices),
         });
         let (alive, ended) = channel();
         let runner = Self {
@@ -126,7 +133,7 @@ impl Runner {
             seq: 0,
             at: cursor,
             pending: None,
-            lease_limit: (u64::from(slots) - open_steps - 1) as u32,
+            lease_limit: (u64::from(slots.count) - slots.open - 1) as u32,
             slot_bytes,
             shapes,
             mask_name: Arc::from(MASK),
@@ -260,39 +267,11 @@ impl Runner {
     }
 }
 
-/// Slots that a whole epoch needs: those that the plan keeps open, those read ahead, and some for the trainer to hold.
-fn slots(epoch: &Schedule, settings: &Settings, slot_bytes: usize) -> Result<u32> {
-    let (open, key) = (epoch.span_steps(), epoch.line().key());
-    let ahead = match settings.read_ahead_steps {
-        Some(steps) => u64::from(steps),
-        None if !key.shuffle => IN_ORDER_STEPS,
-        // What one G-th of the lanes opens at once.
-        None => {
-            let samples = u64::from(key.chunk) * u64::from(key.lanes);
-            samples.div_ceil(u64::from(settings.global_batch)).min(epoch.steps())
-        }
-    };
-    let slots = open + ahead.max(1) + LEASE_SLOTS;
-    let slot_bytes = slot_bytes.next_multiple_of(slab::PAGE_BYTES);
-    let needed = slots.saturating_mul(slot_bytes as u64);
-    let limit = settings.memory_limit_bytes.unwrap_or_else(|| memory_available_bytes() / 2);
-    u32::try_from(slots).ok().filter(|_| needed <= limit).ok_or_else(|| {
-        Error::new(
-            ErrorKind::NoSpace,
-            format!(
-                "the slab does not fit the memory limit: needed_bytes={needed} limit_bytes={limit} slots={slots} slot_bytes={slot_bytes} open_steps={open} ahead_steps={ahead}"
-            ),
-        )
-        .with_hint("raise memory_limit_bytes, or lower the batch, chunk, pool or read_ahead_steps")
-    })
-}
-
 /// What a reader thread without slots sleeps for: so much of the read-ahead given back at once that few batches pay for a
 /// wake-up, or any slot when less than a quarter of it is left to take. What is given back is read by one call and published
 /// after it, so more than as much must be left to take: with half given back, a trainer at nine tenths of the reader's rate
 /// came to wait.
-fn level(slots: u32, open_steps: u64) -> Level {
-    let ahead = (u64::from(slots) - open_steps - LEASE_SLOTS) as u32;
+fn level(ahead: u32) -> Level {
     Level { returned: (ahead * 3 / 8).clamp(1, WAKE_SLOTS_MAX), ready: ahead / 4 }
 }
 
@@ -305,17 +284,6 @@ fn no_slab(error: SlabError) -> Error {
     Error::new(ErrorKind::NoSpace, error.to_string())
         .with_hint("lower the batch, chunk, pool or read_ahead_steps, or give this process more memory")
         .with_source(error)
-}
-
-/// Memory that this process may still take: the least of what the machine has available and its control groups allow.
-fn memory_available_bytes() -> u64 {
-    let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
-    });
-    let group = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
-    let group = group.and_then(|text| text.trim().parse::<u64>().ok());
-    machine.unwrap_or(u64::MAX).min(group.unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::plan::Tail;
-use crate::reader::ReaderKind;
+use crate::reader::{DirectReads, ReaderKind};
 
 /// Most samples of one global batch.
 pub const BATCH_MAX: u32 = 1 << 24;
@@ -93,6 +93,16 @@ pub fn parse_reader(name: &str) -> Result<ReaderKind> {
     }
 }
 
+/// The way to read cold data of that name.
+pub fn parse_direct(name: &str) -> Result<DirectReads> {
+    match name {
+        "auto" => Ok(DirectReads::Auto),
+        "on" => Ok(DirectReads::On),
+        "off" => Ok(DirectReads::Off),
+        _ => Err(unknown("direct", name, &["auto", "on", "off"])),
+    }
+}
+
 /// Refuses numbers of a plan, a caller's or a state's, that nobody means.
 pub(crate) fn check_plan(lanes: Option<u32>, chunk: Option<u32>, pool: Option<u32>) -> Result<()> {
     let tops = [("lanes", lanes, LANES_MAX), ("chunk", chunk, CHUNK_MAX), ("pool", pool, POOL_MAX)];
@@ -165,6 +175,8 @@ pub struct Settings {
     pub bad_records_max: u64,
     /// How files are read.
     pub reader: ReaderKind,
+    /// Whether sealed segments are read past the page cache.
+    pub direct: DirectReads,
     /// Reader threads; `None`: two where each rank of this machine has at least two processors, else one.
     pub reader_threads: Option<usize>,
     /// Units, of a read or a few each, in flight on one reader thread.
@@ -196,6 +208,7 @@ impl Default for Settings {
             on_bad_record: OnBadRecord::Raise,
             bad_records_max: 100,
             reader: ReaderKind::Auto,
+            direct: DirectReads::Auto,
             reader_threads: None,
             depth: 8,
             read_ahead_steps: None,
@@ -283,6 +296,7 @@ mod tests {
         assert!(refused(|s| s.reader_threads = Some(17)).contains("1 to 16: reader_threads=17"));
         assert!(refused(|s| s.depth = 0).contains("1 to 256: depth=0"));
         assert!(refused(|s| s.on_bad_record = OnBadRecord::Mask).contains("checksum='always'"));
+        assert!(parse_direct("maybe").unwrap_err().to_string().contains("auto, on, off"));
         assert!(Checksum::parse("sometimes").unwrap_err().to_string().contains("always, sampled, off"));
         Settings::default().check().unwrap();
     }

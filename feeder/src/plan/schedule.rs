@@ -7,6 +7,9 @@
 //! the cursor. So a reader that takes units in turn, and keeps [`span_steps`](Schedule::span_steps) steps open, never waits
 //! for itself and reads nothing twice.
 //!
+//! With fewer steps open than that, a line is read in [stretches](Schedule::stretch), each a schedule of its own: what
+//! several of them need of a chunk is then read once for each.
+//!
 //! A schedule costs the same wherever its cursor stands, a few nanoseconds a sample, and no allocation once it runs.
 
 use std::ops::Range;
@@ -105,7 +108,14 @@ impl Schedule {
     /// The schedule of `share` from cursor `n` on. Without shuffle a unit has at most `piece` samples and ends where the
     /// line index divides by `piece` (at least 1), so that blocks of that size are read whole.
     pub fn new(line: Line, share: Share, n: u64, piece: u32) -> Result<Self, PlanError> {
-        let steps = Steps::new(share, n, line.total())?;
+        Self::stretch(line, share, n, piece, u64::MAX)
+    }
+
+    /// As [`new`](Self::new), but of the first `steps_max` steps at most (at least 1): for who cannot keep as many steps open
+    /// as the whole line wants. Units name only rows in these steps, so a chunk that later ones need too is in a unit of
+    /// the next stretch again, which begins at [`rest`](Self::rest). The order is the same.
+    pub fn stretch(line: Line, share: Share, n: u64, piece: u32, steps_max: u64) -> Result<Self, PlanError> {
+        let steps = Steps::new(share, n, line.total(), steps_max.max(1))?;
         let piece = piece.max(1);
         let order = if line.key().shuffle {
             Order::Shuffled(Box::new(Shuffled::new(&line, &steps)))
@@ -164,9 +174,14 @@ impl Schedule {
         &self.line
     }
 
-    /// Steps from the cursor to the line's end; a short last step counts, a dropped one does not.
+    /// Steps from the cursor to the line's, or the stretch's, end; a short last step counts, a dropped one does not.
     pub fn steps(&self) -> u64 {
         self.steps.count
+    }
+
+    /// The place where the line goes on after this stretch; `None` if no step follows.
+    pub fn rest(&self) -> Option<u64> {
+        self.steps.rest()
     }
 
     /// Places that `step` consumes, over all ranks: B, or fewer in a short last step.

@@ -75,6 +75,8 @@ pub(super) struct Steps {
     pub(super) batch: u64,
     /// Number of steps.
     pub(super) count: u64,
+    /// Whether further steps follow before the line's end.
+    goes_on: bool,
     share: Share,
     /// Places of the last step when it is short, else 0.
     short: u64,
@@ -84,14 +86,22 @@ pub(super) struct Steps {
 }
 
 impl Steps {
-    pub(super) fn new(share: Share, n: u64, total: u64) -> Result<Self, PlanError> {
+    /// The first ones from place `n` on, `count_max` at most.
+    pub(super) fn new(share: Share, n: u64, total: u64, count_max: u64) -> Result<Self, PlanError> {
         share.check()?;
         let batch = u64::from(share.batch);
         let left = total.checked_sub(n).ok_or(PlanError::Cursor { n, samples: total })?;
         let short = if share.drop_last { 0 } else { left % batch };
+        let all = left / batch + u64::from(short > 0);
+        let (count, goes_on) = (all.min(count_max), all > count_max);
+        let short = if goes_on { 0 } else { short };
         let part = |places| Share::part_of(places, share.rank, share.world);
-        let count = left / batch + u64::from(short > 0);
-        Ok(Self { from: n, batch, count, share, short, whole_part: part(batch), short_part: part(short) })
+        Ok(Self { from: n, batch, count, goes_on, share, short, whole_part: part(batch), short_part: part(short) })
+    }
+
+    /// The place after the last of these steps, if further ones follow.
+    pub(super) fn rest(&self) -> Option<u64> {
+        self.goes_on.then(|| self.place(self.count))
     }
 
     /// Whether `step` is the short one at the line's end.

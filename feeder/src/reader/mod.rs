@@ -9,10 +9,15 @@
 //! forbid the former. [`open`] chooses. The third, in `testing`, follows a script of faults. One conformance suite
 //! runs over all three. A file that ends too early is an error, never a signal: no file is mapped.
 //!
+//! [`open_direct`] puts a fourth over the first two, which reads cold data past the page cache.
+//!
 //! The failure of one read ([`ReadError`]) and the failure of the reader itself ([`RingError`]) are different things.
 //! After the latter nothing more can be had from the reader than to drop it.
 
+mod bounces;
+mod cachestat;
 mod copy;
+mod direct;
 mod error;
 mod file;
 mod gather;
@@ -28,6 +33,7 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 
+use std::io;
 use std::sync::Arc;
 
 pub use copy::fence;
@@ -37,6 +43,8 @@ pub use gather::Gather;
 pub use region::Region;
 pub use scatter::Scatter;
 
+use bounces::Bounces;
+use direct::{DirectReader, Setup};
 use preadv::PreadvReader;
 use uring::{Ring, UringReader};
 
@@ -93,6 +101,8 @@ pub struct ReaderStats {
     pub syscalls: u64,
     /// Times that the kernel gave fewer bytes than asked for and the rest was read again from there.
     pub short_reads: u64,
+    /// Bytes that were read past the page cache and copied to their parts.
+    pub copied_bytes: u64,
 }
 
 /// Reads blocks of files into regions; see the module for the contract.
@@ -120,6 +130,15 @@ pub trait BlockReader: Send {
 
     /// Totals so far.
     fn stats(&self) -> ReaderStats;
+
+    /// Whether data that is not in the page cache is to be read through it from now on, so that later reads find it there. For
+    /// readers that have the choice.
+    fn keep_in_cache(&mut self, _keep: bool) {}
+
+    /// A line for the log about a way of reading that was taken or given up since the last call.
+    fn take_notice(&mut self) -> Option<String> {
+        None
+    }
 }
 
 /// Which implementation to use.
@@ -132,6 +151,60 @@ pub enum ReaderKind {
     Uring,
     /// `preadv`.
     Preadv,
+}
+
+/// Whether files with [final](ReadFile::into_final) contents are read past the page cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DirectReads {
+    /// Where less than half of what is to be read is cached and it is not very short, unless it is [to stay there](BlockReader::keep_in_cache).
+    #[default]
+    Auto,
+    /// Always, if the file system has such reads.
+    On,
+    /// Never.
+    Off,
+}
+
+/// As [`open`], for reads that go past the page cache where `direct` says so and the system lets them; everything else
+/// goes through it. Where there is no memory for the buffers that this needs, the line in `log` says so.
+pub fn open_direct(
+    kind: ReaderKind,
+    direct: DirectReads,
+    depth: usize,
+    regions: Vec<Region>,
+    log: &mut dyn FnMut(&str),
+) -> Result<Box<dyn BlockReader>, ReaderError> {
+    if direct == DirectReads::Off || !(1..=MAX_DEPTH).contains(&depth) {
+        return open(kind, depth, regions, log);
+    }
+    let bounces = Bounces::new(depth, Setup::default().alloc);
+    open_with(kind, direct, depth, regions, bounces, log)
+}
+
+/// Bytes of buffers that [`open_direct`] takes for each read in flight.
+pub(crate) fn bounce_bytes(direct: DirectReads) -> usize {
+    if direct == DirectReads::Off { 0 } else { bounces::LOAN_BYTES }
+}
+
+/// As [`open_direct`] with these buffers, or without them.
+fn open_with(
+    kind: ReaderKind,
+    direct: DirectReads,
+    depth: usize,
+    regions: Vec<Region>,
+    bounces: io::Result<Bounces>,
+    log: &mut dyn FnMut(&str),
+) -> Result<Box<dyn BlockReader>, ReaderError> {
+    let bounces = match bounces {
+        Ok(bounces) => bounces,
+        Err(error) => {
+            let mut log = |line: &str| log(&format!("{line}, direct=off reason=no memory for its buffers: {error}"));
+            return open(kind, depth, regions, &mut log);
+        }
+    };
+    let all = regions.iter().cloned().chain([bounces.region().clone()]).collect();
+    let inner = open(kind, depth, all, log)?;
+    Ok(Box::new(DirectReader::new(inner, direct, bounces, regions, Setup::default())))
 }
 
 /// Makes a reader whose parts lie in `regions`; writes one line to `log`: which implementation, and why.

@@ -66,11 +66,16 @@ impl Region {
 
     /// Zeroed memory of its own on a border of 2 MiB, in huge pages if the kernel has them to give.
     pub fn alloc_huge(bytes: usize) -> io::Result<Self> {
+        Self::alloc_advised(bytes).map(|(region, _)| region)
+    }
+
+    /// As [`alloc_huge`](Self::alloc_huge), and why the kernel does not take the advice to use huge pages, if so.
+    pub(super) fn alloc_advised(bytes: usize) -> io::Result<(Self, io::Result<()>)> {
         let region = Self::map(bytes, HUGE_PAGE_BYTES)?;
         // SAFETY: the range lies inside our own fresh mapping, and the advice changes no contents. It is advice: a
         // kernel without huge pages refuses it, and small pages serve as well, only slower.
-        let _ = unsafe { madvise(region.base.cast(), bytes.max(1), MmapAdvise::MADV_HUGEPAGE) };
-        Ok(region)
+        let advised = unsafe { madvise(region.base.cast(), bytes.max(1), MmapAdvise::MADV_HUGEPAGE) };
+        Ok((region, advised.map_err(io::Error::from)))
     }
 
     /// Length.

@@ -16,6 +16,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use super::transfer;
 use super::{BlockReader, Done, Part, Read, ReadError, ReadFile, ReaderStats, Region, RingError};
 
+pub use super::cachestat::cached_bytes;
 pub use conformance::conformance;
 
 /// A file of `bytes` in memory, and a handle to write it or cut it.

@@ -66,7 +66,9 @@ fn run(columns: Option<&[String]>, shuffle: bool, check: bool, script: Script) -
     let key = PlanKey { lanes: 3, chunk: 7, pool: 2, ..plan::default_key(1, total, 1, shuffle, 5) };
     let ends: Arc<[u64]> = dataset.line().ends().into();
     let share = Share { rank: 0, world: 1, batch: BATCH, tail: Tail::Pad, drop_last: false };
-    let course = Course { key: key.clone(), ends: ends.clone(), share, in_order_samples: 16, chunks_together: 2 };
+    let (stretch_steps, chunks_together) = (u64::MAX, 2);
+    let course =
+        Course { key: key.clone(), ends: ends.clone(), share, in_order_samples: 16, chunks_together, stretch_steps };
     let slots = (total / u64::from(BATCH)) as u32;
     let slab = Slab::create(Shape { slots, slot_bytes: layout.slot_bytes }).unwrap();
     let layout = Arc::new(SlotLayout { slot_bytes: slab.shape().slot_bytes, ..layout });

@@ -209,6 +209,41 @@ fn check_restarts(reference: &Reference, attempts: &[(u32, u32, u64)]) {
     assert!(seen.len() == n as usize && seen.into_iter().collect::<BTreeSet<_>>() == places);
 }
 
+/// Every row of some steps: (step, row) to sample.
+fn rows_of(schedule: &mut Schedule) -> BTreeMap<(u64, u32), u64> {
+    let mut rows = BTreeMap::new();
+    for unit in all_units(schedule) {
+        check_unit(&unit, schedule, &mut rows);
+    }
+    rows
+}
+
+/// Read in stretches of `steps_max` steps, every row of every step is what it is without.
+fn check_stretches(reference: &Reference, case: &Case, steps_max: u64) {
+    let Case { share, n, piece } = *case;
+    let mut whole = Schedule::new(reference.line(), share, n, piece).unwrap();
+    assert_eq!(whole.rest(), None);
+    let (mut at, mut before, mut got) = (n, 0, BTreeMap::new());
+    loop {
+        let mut stretch = Schedule::stretch(reference.line(), share, at, piece, steps_max).unwrap();
+        assert!(stretch.steps() <= steps_max && stretch.span_steps() <= steps_max);
+        for step in 0..stretch.steps() {
+            let same =
+                |schedule: &Schedule, step| (schedule.rows(step), schedule.valid_rows(step), schedule.places(step));
+            assert_eq!(same(&stretch, step), same(&whole, before + step));
+        }
+        got.extend(rows_of(&mut stretch).into_iter().map(|((step, row), index)| ((before + step, row), index)));
+        before += stretch.steps();
+        match stretch.rest() {
+            Some(next) => assert_eq!(next, at + steps_max * u64::from(share.batch)),
+            None => break,
+        }
+        at += steps_max * u64::from(share.batch);
+    }
+    assert_eq!(before, whole.steps());
+    assert_eq!(got, rows_of(&mut whole));
+}
+
 /// What the first steps from a cursor on cost: pools shuffled, samples in them, and units.
 fn cost_from(n: u64) -> (u64, u64, usize) {
     let line = line(&key(true, 64, 64, 4), 100_000_000_000);
@@ -294,6 +329,11 @@ proptest! {
     #[test]
     fn joined_chunks_are_those_of_as_many_units((reference, case) in cases(), chunks in 0u32..7) {
         check_joined(reference.line(), &case, chunks);
+    }
+
+    #[test]
+    fn stretches_are_the_whole_in_parts((reference, case) in cases(), steps_max in 1u64..12) {
+        check_stretches(&reference, &case, steps_max);
     }
 
     #[test]

@@ -1,0 +1,445 @@
+//! Reads past the page cache, for data that is not in it: one aligned read into a bounce buffer, then a copy to the parts.
+//!
+//! A wrapper over another reader. A read of a file with [final](super::ReadFile::into_final) contents is widened to borders
+//! of [`ALIGN_BYTES`], cut into equal pieces if it is very long, read with `O_DIRECT` into [buffers](super::bounces) on huge
+//! pages, and copied out with stores that bypass the caches. That costs a tenth of the processor time of reading cold data through the page cache, and leaves the
+//! page cache as it is.
+//!
+//! Going past the cache is only ever a faster way: whatever goes wrong with a direct read, its end at a file's end
+//! included, the read is made again by the wrapped reader in the ordinary way, whose result counts. So results are those
+//! of the wrapped reader, and a file system without direct reads costs a line in the log.
+//!
+//! Under [`DirectReads::Auto`] short reads go through the cache: they are those of small columns, a page of which holds the
+//! rows of several chunks and is then read once. Of the others every [`ASK_READS`]th of a file asks how much of its own
+//! range is cached; the reads up to the next question are made the same way.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+use super::bounces::{Alloc, Bounces, LOAN_BYTES};
+use super::cachestat::cached_bytes;
+use super::{BlockReader, DirectReads, Done, Part, Read, ReadError, ReadFile, ReaderStats, Region, RingError};
+use super::{fence, transfer};
+
+/// Offsets and lengths of direct reads are multiples of this; enough for all usual devices.
+const ALIGN_BYTES: u64 = 4096;
+/// Shorter reads go through the cache.
+const SHORT_BYTES: u64 = 16 << 10;
+/// One read of a file in so many asks whether its range is cached.
+const ASK_READS: u32 = 8;
+/// A range of which less than one part in so many is cached is read past the cache.
+const CACHED_PART: u64 = 2;
+/// Files that a reader remembers the answer of.
+const KNOWN_FILES: usize = 64;
+/// Copies from this size on bypass the caches.
+const STREAMING_BYTES: usize = 256;
+/// Marks the wrapped reader's reads that fill bounce buffers.
+const BOUNCE_TOKEN: u64 = 1 << 63;
+
+/// Bytes of a range of a file that are cached.
+type Ask = fn(&File, u64, u64) -> io::Result<u64>;
+
+/// What tests set by hand.
+#[derive(Clone, Copy)]
+pub(super) struct Setup {
+    pub(super) ask: Ask,
+    pub(super) alloc: Alloc,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self { ask: cached_bytes, alloc: Region::alloc_advised }
+    }
+}
+
+/// A read on its way. Its place is used again.
+#[derive(Default)]
+struct Work {
+    /// The caller's read, while it is read by pieces; else the wrapped reader has it.
+    read: Option<Read>,
+    /// The caller's token, while the wrapped reader has the read.
+    token: u64,
+    file: Option<Arc<ReadFile>>,
+    /// File offsets: where the next piece begins, where the last one ends.
+    next: u64,
+    end: u64,
+    piece_bytes: u64,
+    pieces_out: usize,
+    failed: bool,
+    cancelled: bool,
+}
+
+/// The piece that is read into some grains of the bounce buffers; kept under the number of the first one.
+#[derive(Default)]
+struct Bounce {
+    work: usize,
+    /// The piece in the file, not yet widened.
+    from: u64,
+    end: u64,
+    /// What was lent.
+    bytes: usize,
+    parts: Vec<Part>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Known {
+    id: u64,
+    asks_in: u32,
+    direct: bool,
+}
+
+pub(super) struct DirectReader {
+    /// Dropped first: it waits until nothing lands in the bounce buffers any more.
+    inner: Box<dyn BlockReader>,
+    regions: Vec<Region>,
+    memory: Bounces,
+    /// `None`: everything is read past the cache.
+    ask: Option<Ask>,
+    /// Whether what is cold is to be in the cache afterwards.
+    keep: bool,
+    known: [Known; KNOWN_FILES],
+    bounces: Vec<Bounce>,
+    works: Vec<Work>,
+    idle: Vec<usize>,
+    queue: VecDeque<Read>,
+    /// The work whose pieces are not all in flight yet.
+    begun: Option<usize>,
+    ready: Vec<Done>,
+    landed: Vec<Done>,
+    stats: ReaderStats,
+    notice: Option<String>,
+    /// Text of the line that says that direct reads are made; taken when it is said.
+    greeting: Option<String>,
+}
+
+impl DirectReader {
+    /// `inner` has the regions of the caller, `regions`, and then that of `bounces`.
+    pub(super) fn new(
+        inner: Box<dyn BlockReader>,
+        mode: DirectReads,
+        memory: Bounces,
+        regions: Vec<Region>,
+        setup: Setup,
+    ) -> Self {
+        let huge = memory.small().map_or("asked".into(), |why| format!("no, which is slower: {why}"));
+        let greeting = format!(
+            "direct=on cold data is read past the page cache: buffer_bytes={} huge_pages={huge}",
+            memory.region().len()
+        );
+        Self {
+            inner,
+            regions,
+            bounces: (0..memory.grains()).map(|_| Bounce::default()).collect(),
+            memory,
+            ask: (mode == DirectReads::Auto).then_some(setup.ask),
+            keep: false,
+            known: [Known::default(); KNOWN_FILES],
+            works: Vec::new(),
+            idle: Vec::new(),
+            queue: VecDeque::new(),
+            begun: None,
+            ready: Vec::new(),
+            landed: Vec::new(),
+            stats: ReaderStats::default(),
+            notice: None,
+            greeting: Some(greeting),
+        }
+    }
+
+    /// Hands reads over in order, as long as there are buffers for pieces.
+    fn start(&mut self) {
+        loop {
+            while let Some(number) = self.begun {
+                if self.works[number].next == self.works[number].end {
+                    self.begun = None;
+                } else {
+                    let work = &self.works[number];
+                    let start = work.next / ALIGN_BYTES * ALIGN_BYTES;
+                    let end = work.end.min(start + work.piece_bytes);
+                    let bytes = (end - start).next_multiple_of(ALIGN_BYTES) as usize;
+                    let Some(bounce) = self.memory.lend(bytes) else { return };
+                    self.submit_piece(number, bounce, start, end, bytes);
+                }
+            }
+            let Some(read) = self.queue.pop_front() else { return };
+            let wanted = wanted(&read);
+            let direct = self.direct_file(&read, wanted);
+            let number = self.idle.pop().unwrap_or_else(|| {
+                self.works.push(Work::default());
+                self.works.len() - 1
+            });
+            match direct {
+                None => {
+                    self.works[number] = Work::default();
+                    self.submit_cached(number, read);
+                }
+                Some(file) => {
+                    let (next, end) = (read.offset, read.offset + wanted);
+                    let span = end - next / ALIGN_BYTES * ALIGN_BYTES;
+                    let piece_bytes = span.div_ceil(span.div_ceil(LOAN_BYTES as u64)).next_multiple_of(ALIGN_BYTES);
+                    let (read, file) = (Some(read), Some(file));
+                    self.works[number] = Work { read, file, next, end, piece_bytes, ..Work::default() };
+                    self.begun = Some(number);
+                }
+            }
+        }
+    }
+
+    /// The file to read past the page cache from, if that is how this read is to be made.
+    fn direct_file(&mut self, read: &Read, wanted: u64) -> Option<Arc<ReadFile>> {
+        let file = &read.file;
+        if wanted == 0 || !file.is_final() || !self.is_cold(read, wanted) {
+            return None;
+        }
+        match file.direct() {
+            Ok(direct) if read.offset + wanted > direct.bytes => None,
+            Ok(direct) => {
+                self.notice = self.greeting.take().or(self.notice.take());
+                Some(direct.file.clone())
+            }
+            Err(reason) => {
+                self.notice = Some(refusal(&reason, file));
+                // Not said again before the file is asked about again, nor when all goes well later.
+                self.known[file.id() as usize % KNOWN_FILES] =
+                    Known { id: file.id(), asks_in: u32::MAX, direct: false };
+                None
+            }
+        }
+    }
+
+    fn is_cold(&mut self, read: &Read, wanted: u64) -> bool {
+        let known = &mut self.known[read.file.id() as usize % KNOWN_FILES];
+        if known.id != read.file.id() {
+            *known = Known { id: read.file.id(), asks_in: 0, direct: self.ask.is_none() };
+        }
+        let Some(ask) = self.ask else { return known.direct };
+        if self.keep || wanted < SHORT_BYTES {
+            return false;
+        }
+        if known.asks_in > 0 {
+            known.asks_in -= 1;
+            return known.direct;
+        }
+        known.asks_in = ASK_READS - 1;
+        self.stats.syscalls += 1;
+        known.direct = match ask(read.file.file(), read.offset, wanted) {
+            Ok(cached) => cached.saturating_mul(CACHED_PART) < wanted,
+            Err(error) => {
+                self.notice = Some(format!("direct=off reason=cannot ask what is in the page cache: {error}"));
+                // Nobody can say: nothing is asked any more.
+                self.ask = Some(|_, _, bytes| Ok(bytes));
+                false
+            }
+        };
+        known.direct
+    }
+
+    fn submit_cached(&mut self, number: usize, mut read: Read) {
+        self.works[number].token = std::mem::replace(&mut read.token, number as u64);
+        self.inner.submit(read);
+    }
+
+    /// Reads the file from `start` to `end` into the grains from `bounce` on, in which `bytes` were lent.
+    fn submit_piece(&mut self, number: usize, bounce: usize, start: u64, end: u64, bytes: usize) {
+        let work = &mut self.works[number];
+        let Some(file) = work.file.clone() else { return };
+        let place = &mut self.bounces[bounce];
+        (place.work, place.from, place.end, place.bytes) = (number, work.next, end, bytes);
+        let mut parts = std::mem::take(&mut place.parts);
+        parts.clear();
+        parts.push(Part { region: self.regions.len() as u32, at: Bounces::at(bounce), bytes: bytes as u32 });
+        work.next = end;
+        work.pieces_out += 1;
+        self.inner.submit(Read { file, offset: start, parts, token: BOUNCE_TOKEN | bounce as u64 });
+    }
+
+    /// Takes what the wrapped reader brought.
+    fn take_landed(&mut self) {
+        let mut landed = std::mem::take(&mut self.landed);
+        let copied = self.stats.copied_bytes;
+        for Done { read, result } in landed.drain(..) {
+            if read.token & BOUNCE_TOKEN != 0 {
+                self.take_piece(read, result);
+            } else {
+                let number = read.token as usize;
+                let read = Read { token: self.works[number].token, ..read };
+                self.finish(number, read, result);
+            }
+        }
+        if self.stats.copied_bytes > copied {
+            fence();
+        }
+        self.landed = landed;
+    }
+
+    fn take_piece(&mut self, read: Read, result: Result<(), ReadError>) {
+        let bounce = (read.token & !BOUNCE_TOKEN) as usize;
+        let Bounce { work: number, from, end, bytes, .. } = self.bounces[bounce];
+        let got = match &result {
+            Ok(()) => u64::MAX,
+            Err(ReadError::UnexpectedEnd { got, .. }) => *got,
+            // Where it failed: behind the end of a file that does not end on a border, say.
+            Err(ReadError::Io { offset, .. }) => offset - read.offset,
+            Err(_) => 0,
+        };
+        if got >= end - read.offset {
+            self.scatter(number, bounce, read.offset);
+        } else {
+            let work = &mut self.works[number];
+            work.failed = true;
+            work.cancelled |= matches!(result, Err(ReadError::Cancelled));
+            work.next = work.end;
+            self.refuse(number, &result);
+        }
+        debug_assert!(from < end);
+        self.bounces[bounce].parts = read.parts;
+        self.memory.take_back(bounce, bytes);
+        self.works[number].pieces_out -= 1;
+        self.end_pieces(number);
+    }
+
+    /// Once all pieces are back: hands the read out, or has it made in the ordinary way.
+    fn end_pieces(&mut self, number: usize) {
+        let work = &mut self.works[number];
+        if work.pieces_out > 0 || work.next < work.end {
+            return;
+        }
+        let Some(read) = work.read.take() else { return };
+        match (work.failed, work.cancelled) {
+            (false, _) => self.finish(number, read, Ok(())),
+            (true, true) => self.finish(number, read, Err(ReadError::Cancelled)),
+            (true, false) => self.submit_cached(number, read),
+        }
+    }
+
+    /// If the file system has no direct reads after all, none is tried again on this file.
+    fn refuse(&mut self, number: usize, result: &Result<(), ReadError>) {
+        if let (Some(read), Err(ReadError::Io { source, .. })) = (&self.works[number].read, result)
+            && matches!(source.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
+        {
+            read.file.refuse_direct();
+            self.notice = Some(refusal(source, &read.file));
+        }
+    }
+
+    /// Copies a piece to the parts that it belongs to. The buffer holds the file from `start` on.
+    fn scatter(&mut self, number: usize, bounce: usize, start: u64) {
+        let Bounce { from, end, .. } = self.bounces[bounce];
+        let Some(read) = &self.works[number].read else { return };
+        let mut at = read.offset;
+        for part in &read.parts {
+            let (first, last) = (at.max(from), (at + u64::from(part.bytes)).min(end));
+            if first < last {
+                let source = Bounces::at(bounce) + (first - start) as usize;
+                let (into, bytes) = (part.at + (first - at) as usize, (last - first) as usize);
+                let region = &self.regions[part.region as usize];
+                if bytes >= STREAMING_BYTES {
+                    region.copy_from_streaming(into, self.memory.region(), source, bytes);
+                } else {
+                    region.copy_from(into, self.memory.region(), source, bytes);
+                }
+            }
+            at += u64::from(part.bytes);
+        }
+        self.stats.copied_bytes += end - from;
+    }
+
+    fn finish(&mut self, number: usize, read: Read, result: Result<(), ReadError>) {
+        self.idle.push(number);
+        self.works[number].file = None;
+        self.stats.reads += u64::from(result.is_ok());
+        self.stats.bytes += match &result {
+            Ok(()) => wanted(&read),
+            Err(ReadError::UnexpectedEnd { got, .. }) => *got,
+            Err(_) => 0,
+        };
+        self.ready.push(Done { read, result });
+    }
+}
+
+fn refusal(reason: &dyn std::fmt::Display, file: &ReadFile) -> String {
+    let path = file.path().display();
+    format!(
+        "direct=off reason=the file system reads only through the page cache, which takes more of the processor: {reason} path={path}"
+    )
+}
+
+fn wanted(read: &Read) -> u64 {
+    read.parts.iter().map(|part| u64::from(part.bytes)).sum()
+}
+
+impl BlockReader for DirectReader {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn depth(&self) -> usize {
+        self.inner.depth()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.queue.len() + self.works.len() - self.idle.len() + self.ready.len()
+    }
+
+    fn submit(&mut self, read: Read) {
+        match transfer::check(&read, &self.regions) {
+            Ok(()) => self.queue.push_back(read),
+            Err(error) => self.ready.push(Done { read, result: Err(error) }),
+        }
+    }
+
+    fn wait(&mut self, at_least: usize, done: &mut Vec<Done>) -> Result<(), RingError> {
+        let until = done.len() + at_least.min(self.in_flight());
+        loop {
+            self.start();
+            let inside = self.inner.in_flight();
+            if inside > 0 {
+                let missing = until.saturating_sub(done.len() + self.ready.len());
+                let outcome = self.inner.wait(missing.min(inside), &mut self.landed);
+                self.take_landed();
+                if outcome.is_err() {
+                    done.append(&mut self.ready);
+                    return outcome;
+                }
+            }
+            done.append(&mut self.ready);
+            if done.len() >= until {
+                return Ok(());
+            }
+        }
+    }
+
+    fn cancel(&mut self) {
+        let waiting = self.queue.drain(..).map(|read| Done { read, result: Err(ReadError::Cancelled) });
+        self.ready.extend(waiting);
+        for work in self.works.iter_mut().filter(|work| work.read.is_some()) {
+            work.cancelled = true;
+        }
+        if let Some(number) = self.begun.take() {
+            let work = &mut self.works[number];
+            work.failed |= work.next < work.end;
+            work.next = work.end;
+            self.end_pieces(number);
+        }
+        self.inner.cancel();
+    }
+
+    fn stats(&self) -> ReaderStats {
+        let ReaderStats { syscalls, short_reads, .. } = self.inner.stats();
+        ReaderStats { syscalls: self.stats.syscalls + syscalls, short_reads, ..self.stats }
+    }
+
+    fn keep_in_cache(&mut self, keep: bool) {
+        self.keep = keep;
+    }
+
+    fn take_notice(&mut self) -> Option<String> {
+        self.notice.take()
+    }
+}
+
+#[cfg(test)]
+#[path = "tests_direct.rs"]
+mod tests;

@@ -1,0 +1,283 @@
+//! Machines that lack something: everything works there, with the same batches in the same order, and one line says which
+//! way was taken and why. What is lacking is really taken away, from the thread that runs the loader and those it starts.
+
+mod corpus;
+#[path = "corpus/sandbox.rs"]
+mod sandbox;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use corpus::{compare, drop_from_cache, expected, files, name, next, topic};
+use cursorstore::{Cursor, State};
+use feeder::engine::{Checksum, Loader, Settings};
+use feeder::reader::{DirectReads, ReaderKind};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use sandbox::{When, keep_one_processor, refuse, without};
+
+/// Bytes of a slot of the topics here: a page.
+const SLOT_BYTES: u64 = 4096;
+const WIDTH: usize = 40;
+
+fn settings() -> Settings {
+    Settings {
+        global_batch: 12,
+        seed: 7,
+        shuffle: true,
+        lanes: Some(8),
+        chunk: Some(10),
+        pool: Some(3),
+        ..Settings::default()
+    }
+}
+
+/// A loader over `root` with nothing that differs from machine to machine: no line but the reader's.
+fn plain() -> Settings {
+    Settings { reader_threads: Some(2), direct: DirectReads::Off, ..settings() }
+}
+
+/// Trains for two epochs, each batch compared with the plan; gives the lines for the log.
+fn train(root: &Path, settings: Settings) -> Vec<String> {
+    let mut loader = Loader::open(root, &name(), settings).unwrap();
+    compare(&mut loader, 2, WIDTH);
+    loader.take_notices()
+}
+
+fn corpus() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    topic(folder.path(), &[301, 0, 64, 200], WIDTH, 2048, 17);
+    folder
+}
+
+#[test]
+fn without_io_uring_files_are_read_by_preadv() {
+    let folder = corpus();
+    for errno in [libc::EPERM, libc::ENOSYS] {
+        let take = || refuse(libc::SYS_io_uring_setup, &When::Always, errno);
+        let Some(lines) = without(take, || train(folder.path(), plain())) else { return };
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        assert!(lines[0].starts_with("reader=preadv reason=") && lines[0].contains("io_uring"), "{lines:?}");
+    }
+}
+
+#[test]
+fn without_direct_reads_cold_data_is_read_through_the_page_cache() {
+    let folder = corpus();
+    for reader in [ReaderKind::Auto, ReaderKind::Preadv] {
+        let settings = Settings { direct: DirectReads::On, reader, ..plain() };
+        let take = || refuse(libc::SYS_openat, &When::Has(2, libc::O_DIRECT as u32), libc::EINVAL);
+        let Some(lines) = without(take, || train(folder.path(), settings)) else { return };
+        let direct: Vec<_> = lines.iter().filter(|line| line.contains("direct=")).collect();
+        assert_eq!((lines.len(), direct.len()), (2, 1), "{lines:?}");
+        assert!(direct[0].starts_with("direct=off") && direct[0].contains("path="), "{lines:?}");
+    }
+}
+
+#[test]
+fn without_huge_pages_small_ones_serve() {
+    let folder = corpus();
+    let settings = Settings { direct: DirectReads::On, ..plain() };
+    let take = || refuse(libc::SYS_madvise, &When::Is(2, libc::MADV_HUGEPAGE as u32), libc::EINVAL);
+    let Some(lines) = without(take, || train(folder.path(), settings)) else { return };
+    let direct: Vec<_> = lines.iter().filter(|line| line.contains("direct=")).collect();
+    assert_eq!((lines.len(), direct.len()), (2, 1), "{lines:?}");
+    // On a file system without direct reads that is what is said.
+    assert!(direct[0].contains("huge_pages=no") || direct[0].starts_with("direct=off"), "{lines:?}");
+}
+
+#[test]
+fn without_memory_for_its_buffers_no_direct_reads_are_made() {
+    let folder = corpus();
+    let settings = Settings { direct: DirectReads::On, reader_threads: Some(1), ..plain() };
+    let mut loader = Loader::open(folder.path(), &name(), settings).unwrap();
+    // Nothing else here is as large: the slab and the stacks of threads are smaller.
+    let take = || refuse(libc::SYS_mmap, &When::AtLeast(1, 4 << 20), libc::ENOMEM);
+    let Some(lines) = without(take, || {
+        compare(&mut loader, 2, WIDTH);
+        loader.take_notices()
+    }) else {
+        return;
+    };
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].contains("direct=off") && lines[0].contains("no memory for its buffers"), "{lines:?}");
+}
+
+#[test]
+fn on_one_processor_one_thread_reads() {
+    let folder = corpus();
+    let settings = Settings { reader_threads: None, ..plain() };
+    let Some(lines) = without(keep_one_processor, || train(folder.path(), settings)) else { return };
+    let about: Vec<_> = lines.iter().filter(|line| line.contains("reader_threads=1")).collect();
+    assert_eq!((lines.len(), about.len()), (2, 1), "{lines:?}");
+    assert!(about[0].contains("one processor"), "{lines:?}");
+}
+
+#[test]
+fn the_order_does_not_depend_on_memory() {
+    let folder = corpus();
+    let whole = slots_of(folder.path(), settings());
+    assert!(whole > 26, "the shuffle keeps many steps open: slots={whole}");
+    for (shuffle, world, slots) in
+        [false, true].into_iter().flat_map(|shuffle| [1, 2].map(|world| (shuffle, world))).flat_map(
+            |(shuffle, world)| [3, 4, 5, 6, 7, 9, 13, 20, 26, whole - 1, whole].map(|slots| (shuffle, world, slots)),
+        )
+    {
+        for rank in 0..world {
+            let checksum = if slots % 2 == 0 { Checksum::Always } else { Checksum::Sampled };
+            let memory_limit_bytes = Some(slots * SLOT_BYTES);
+            let settings = Settings { shuffle, world, rank, checksum, memory_limit_bytes, ..plain() };
+            let mut loader = Loader::open(folder.path(), &name(), settings).unwrap();
+            compare(&mut loader, 2, WIDTH);
+            let lines = loader.take_notices();
+            let short = lines.iter().filter(|line| line.starts_with("memory is short")).count();
+            let wanted = slots_of(folder.path(), Settings { shuffle, world, rank, ..plain() });
+            assert_eq!(short, usize::from(slots < wanted), "slots={slots} wanted={wanted} {lines:?}");
+            assert!(loader.stats().slots <= slots && loader.stats().overflow_batches == 0);
+        }
+    }
+}
+
+#[test]
+fn with_little_memory_a_job_goes_on_anywhere() {
+    let folder = corpus();
+    for (slots, n, world) in
+        [3, 5, 11].into_iter().flat_map(|slots| [1, 12, 250, 564].map(|n| (slots, n, 1 + n as u32 % 2)))
+    {
+        for rank in 0..world {
+            let settings = Settings { world, rank, memory_limit_bytes: Some(slots * SLOT_BYTES), ..plain() };
+            let mut loader = Loader::open(folder.path(), &name(), settings).unwrap();
+            let state = State { cursor: Cursor { epoch: 1, n }, ..loader.state(None).unwrap() };
+            loader.load(&state).unwrap();
+            loader.begin().unwrap();
+            loop {
+                let want = expected(&loader, loader.cursor());
+                let Some(batch) = next(&mut loader) else { break };
+                assert_eq!(corpus::checked_ids(&batch, WIDTH)[..want.len()], want, "slots={slots} n={n}");
+            }
+            compare(&mut loader, 1, WIDTH);
+        }
+    }
+}
+
+/// Slots that a slab has where memory suffices.
+fn slots_of(root: &Path, settings: Settings) -> u64 {
+    let mut loader = Loader::open(root, &name(), settings).unwrap();
+    loader.begin().unwrap();
+    loader.stats().slots
+}
+
+/// Names the root for a test that is a process of its own.
+const ROOT: &str = "FOREBAY_TEST_ROOT";
+/// Set where the slab's limit is to be named.
+const NAMED: &str = "FOREBAY_TEST_NAMED";
+/// Before each line for the log, on standard output.
+const LINE: &str = "line: ";
+/// Samples of 4 KiB.
+const LARGE_WIDTH: usize = 2048;
+const SMALL_BYTES: u64 = 64 << 20;
+
+/// A topic that is larger than what its shuffle keeps open, 64 MiB, and cold.
+fn large() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    topic(folder.path(), &[20_480], LARGE_WIDTH, 1 << 20, 1024);
+    files(folder.path()).iter().for_each(drop_from_cache);
+    folder
+}
+
+#[test]
+#[ignore = "run by others, as a process of its own"]
+#[allow(clippy::print_stdout, reason = "so the other process learns what was logged")]
+fn a_small_process() {
+    let Some(root) = std::env::var_os(ROOT) else { return };
+    // Here it may be lower already.
+    let lockable = SMALL_BYTES.min(getrlimit(Resource::RLIMIT_MEMLOCK).unwrap().1);
+    setrlimit(Resource::RLIMIT_MEMLOCK, lockable, lockable).unwrap();
+    let memory_limit_bytes = std::env::var_os(NAMED).map(|_| SMALL_BYTES);
+    let (lanes, chunk, pool) = (Some(64), Some(64), Some(4));
+    let settings =
+        Settings { global_batch: 256, shuffle: true, lanes, chunk, pool, memory_limit_bytes, ..Settings::default() };
+    let mut loader = Loader::open(Path::new(&root), &name(), settings).unwrap();
+    compare(&mut loader, 1, LARGE_WIDTH);
+    assert!(loader.stats().slab_bytes <= SMALL_BYTES);
+    loader.take_notices().iter().for_each(|line| println!("\n{LINE}{line}"));
+}
+
+/// Runs [`a_small_process`] and gives the lines that say memory is short.
+fn run_small(program: &mut Command, root: &Path) -> Vec<String> {
+    let output = program.env(ROOT, root).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{:?}\n{text}\n{}", output.status, String::from_utf8_lossy(&output.stderr));
+    let lines: Vec<_> = text.lines().filter_map(|line| line.strip_prefix(LINE)).map(str::to_owned).collect();
+    assert!(!lines.is_empty(), "{text}");
+    lines.into_iter().filter(|line| line.contains("memory is short")).collect()
+}
+
+/// This program, to run [`a_small_process`].
+fn small_process() -> [PathBuf; 4] {
+    let program = std::env::current_exe().unwrap();
+    [program, "--exact".into(), "a_small_process".into(), "--ignored".into()]
+}
+
+#[test]
+fn sixty_four_mebibytes_are_enough_for_an_order_that_wants_more() {
+    let folder = large();
+    let [program, arguments @ ..] = small_process();
+    let mut program = Command::new(program);
+    program.args(arguments).arg("--nocapture").env(NAMED, "1");
+    let lines = run_small(&mut program, folder.path());
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].contains("limit=memory_limit_bytes") && lines[0].contains("chunks are read about"), "{lines:?}");
+}
+
+/// A memory control group below this process's own, for one process.
+struct Group(PathBuf);
+
+impl Group {
+    /// With that limit; why not, where this process may not make one.
+    fn new(limit_bytes: u64) -> Result<Self, String> {
+        let mine = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
+        let paths = mine.lines().filter_map(|line| {
+            let mut fields = line.splitn(3, ':').skip(1);
+            match (fields.next()?, fields.next()?) {
+                ("", path) => Some((format!("/sys/fs/cgroup{path}"), "memory.max")),
+                ("memory", path) => Some((format!("/sys/fs/cgroup/memory{path}"), "memory.limit_in_bytes")),
+                _ => None,
+            }
+        });
+        let mut why = "no control groups with memory".to_owned();
+        for (parent, limit) in paths {
+            let group = Self(Path::new(&parent).join(format!("forebay-test-{}", std::process::id())));
+            let made = fs::create_dir(&group.0).and_then(|()| fs::write(group.0.join(limit), limit_bytes.to_string()));
+            match made {
+                Ok(()) => return Ok(group),
+                Err(error) => why = format!("{}: {error}", group.0.display()),
+            }
+        }
+        Err(why)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Nobody is in it any more; what cannot be removed is an empty folder of the kernel's.
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+#[allow(clippy::print_stderr, reason = "a test that did nothing says why")]
+fn a_control_group_of_sixty_four_mebibytes_is_enough() {
+    let group = match Group::new(SMALL_BYTES) {
+        Ok(group) => group,
+        Err(why) => return eprintln!("skipped, no group can be made here: {why}"),
+    };
+    let folder = large();
+    let mut program = Command::new("sh");
+    program.args(["-c", r#"echo $$ > "$0"/cgroup.procs && exec "$@""#].map(OsStr::new)).arg(&group.0);
+    program.args(small_process()).arg("--nocapture");
+    let lines = run_small(&mut program, folder.path());
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].contains("limit=half of the memory available"), "{lines:?}");
+}
