@@ -18,6 +18,32 @@ fn settings() -> Settings {
     Settings { global_batch: 12, seed: 7, ..Settings::default() }
 }
 
+/// In order, the row that fills up a rank's last batch repeats the first sample of a run of many.
+#[test]
+fn a_row_that_repeats_a_sample_takes_nothing_from_those_beside_it() {
+    let folder = tempfile::tempdir().unwrap();
+    topic(folder.path(), &[2047], 516, 256 << 10, 2047);
+    for (checksum, world) in
+        [Checksum::Always, Checksum::Sampled].into_iter().flat_map(|sum| [(sum, 2), (sum, 3), (sum, 6)])
+    {
+        for rank in 0..world {
+            let settings = Settings { global_batch: 240, rank, world, checksum, reader_threads: Some(1), ..settings() };
+            let mut loader = Loader::open(folder.path(), &name(), settings.clone()).unwrap();
+            compare(&mut loader, 1, 516);
+            // The first unit of a thread is always checked: from the last step on, and the one before, it is theirs.
+            for n in [1920, 1680] {
+                let mut late = Loader::open(folder.path(), &name(), settings.clone()).unwrap();
+                let state = late.state(None).unwrap();
+                late.load(&State { cursor: Cursor { epoch: 0, n }, ..state }).unwrap();
+                late.begin().unwrap();
+                while let (want, Some(batch)) = (expected(&late, late.cursor()), next(&mut late)) {
+                    assert_eq!(checked_ids(&batch, 516)[..want.len()], want);
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn every_batch_is_the_reference_s_for_orders_readers_and_worlds() {
     let folder = tempfile::tempdir().unwrap();

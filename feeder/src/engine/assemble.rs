@@ -87,8 +87,25 @@ impl Job {
 /// Spans that lie in one part of a block, with their rows.
 struct Grouped {
     spans: Range<usize>,
+    /// From the first to the last of theirs. A row that repeats a sample has a span of its own, behind one that reaches
+    /// further: the last span need not end last.
+    samples: Range<u64>,
     rows: usize,
     block: BlockSpan,
+}
+
+impl Grouped {
+    /// Of the spans to come, the first of which begins with sample `index` and is number `at`.
+    fn new(at: usize, index: u64, block: BlockSpan) -> Self {
+        Self { spans: at..at, samples: index..index, rows: 0, block }
+    }
+
+    /// Takes in `span`, the next one.
+    fn add(&mut self, span: &Run) {
+        self.spans.end += 1;
+        self.samples.end = self.samples.end.max(span.index + u64::from(span.count));
+        self.rows += span.count as usize;
+    }
 }
 
 /// How large units are.
@@ -196,10 +213,7 @@ impl Assembler {
             if known.start <= run.index && run.index + u64::from(run.count) <= known.end {
                 // In the block of the one before, as nearly all are.
                 job.spans.push(run);
-                if let Some(last) = self.group.last_mut() {
-                    last.spans.end = job.spans.len();
-                    last.rows += run.count as usize;
-                }
+                self.group.last_mut().into_iter().for_each(|last| last.add(&run));
                 continue;
             }
             while run.count > 0 {
@@ -221,16 +235,14 @@ impl Assembler {
                     if !self.group.last().is_none_or(|last| last.block.is_beside(&block)) {
                         self.make_reads(job, number, out);
                     }
-                    self.group.push(Grouped { spans: job.spans.len()..job.spans.len(), rows: 0, block: block.clone() });
+                    self.group.push(Grouped::new(job.spans.len(), run.index, block.clone()));
                     self.block = Some(block);
                 }
                 known = self.block.as_ref().map_or(0..run.index, |block| block.first..block.end);
                 let count = u64::from(run.count).min(known.end - run.index) as u32;
-                job.spans.push(Run { count, ..run });
-                if let Some(last) = self.group.last_mut() {
-                    last.spans.end = job.spans.len();
-                    last.rows += count as usize;
-                }
+                let span = Run { count, ..run };
+                job.spans.push(span);
+                self.group.last_mut().into_iter().for_each(|last| last.add(&span));
                 run.index += u64::from(count);
                 run.row += count;
                 run.count -= count;
@@ -275,11 +287,10 @@ impl Assembler {
 
     /// The reads of one column of some spans, which lie in one part of a block.
     fn make_column_reads(&mut self, job: &mut Job, column: usize, part: &Grouped, number: usize, out: &mut Vec<Read>) {
-        let (spans, block) = (part.spans.clone(), &part.block);
-        let (Some(first), Some(last)) = (job.spans[spans.clone()].first(), job.spans[spans.clone()].last()) else {
+        let (spans, samples, block) = (part.spans.clone(), part.samples.clone(), &part.block);
+        if spans.is_empty() {
             return;
-        };
-        let samples = first.index..last.index + u64::from(last.count);
+        }
         let row = block.row_of(samples.start) as usize;
         let count = (samples.end - samples.start) as usize;
         let mut reads = Reads {
