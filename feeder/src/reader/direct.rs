@@ -4,7 +4,8 @@
 //! of [`ALIGN_BYTES`], cut into equal pieces if it is very long, read with `O_DIRECT` into [buffers](super::bounces) on huge
 //! pages, and copied out with stores that bypass the caches. That costs a tenth of the processor time of reading cold data
 //! through the page cache, and leaves the page cache as it is. Waiting reads that follow one another in a file are joined
-//! into one request as long as a buffer: a disk gives more by few long ones. Each is still answered on its own.
+//! into one request as long as a buffer, which counts as one towards the depth: a disk gives more by few long ones. Each is
+//! still answered on its own.
 //!
 //! Going past the cache is only ever a faster way: whatever goes wrong with a direct read, its end at a file's end
 //! included, the reads whose bytes it did not bring are made again, one by one, by the wrapped reader in the ordinary way,
@@ -13,7 +14,7 @@
 //!
 //! Under [`DirectReads::Auto`] short reads go through the cache: they are those of small columns, a page of which holds the
 //! rows of several chunks and is then read once. Of the others every [`ASK_READS`]th of a file asks how much of its own
-//! range is cached; the reads up to the next question are made the same way.
+//! range is cached; those up to the next question are made the same way. Joined ones are one in this.
 
 use std::collections::VecDeque;
 use std::fs::File;
