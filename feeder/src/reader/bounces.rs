@@ -58,6 +58,12 @@ impl Bounces {
         self.region.len() / GRAIN_BYTES
     }
 
+    /// How many of them are not lent.
+    #[cfg(test)]
+    pub(super) fn free_grains(&self) -> usize {
+        self.free.count_ones() as usize
+    }
+
     /// Where a grain is in the region.
     pub(super) fn at(grain: usize) -> usize {
         grain * GRAIN_BYTES

@@ -2,16 +2,19 @@
 //!
 //! A wrapper over another reader. A read of a file with [final](super::ReadFile::into_final) contents is widened to borders
 //! of [`ALIGN_BYTES`], cut into equal pieces if it is very long, read with `O_DIRECT` into [buffers](super::bounces) on huge
-//! pages, and copied out with stores that bypass the caches. That costs a tenth of the processor time of reading cold data through the page cache, and leaves the
-//! page cache as it is.
+//! pages, and copied out with stores that bypass the caches. That costs a tenth of the processor time of reading cold data
+//! through the page cache, and leaves the page cache as it is. Waiting reads that follow one another in a file are joined
+//! into one request as long as a buffer, which counts as one towards the depth: a disk gives more by few long ones. Each is
+//! still answered on its own.
 //!
 //! Going past the cache is only ever a faster way: whatever goes wrong with a direct read, its end at a file's end
-//! included, the read is made again by the wrapped reader in the ordinary way, whose result counts. So results are those
-//! of the wrapped reader, and a file system without direct reads costs a line in the log.
+//! included, the reads whose bytes it did not bring are made again, one by one, by the wrapped reader in the ordinary way,
+//! whose result counts. So results are those of the wrapped reader, and a file system without direct reads costs a line in
+//! the log.
 //!
 //! Under [`DirectReads::Auto`] short reads go through the cache: they are those of small columns, a page of which holds the
 //! rows of several chunks and is then read once. Of the others every [`ASK_READS`]th of a file asks how much of its own
-//! range is cached; the reads up to the next question are made the same way.
+//! range is cached; those up to the next question are made the same way. Joined ones are one in this.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -33,6 +36,8 @@ const ASK_READS: u32 = 8;
 const CACHED_PART: u64 = 2;
 /// Files that a reader remembers the answer of.
 const KNOWN_FILES: usize = 64;
+/// Reads are joined over gaps up to this size.
+const GAP_BYTES: u64 = 16 << 10;
 /// Copies from this size on bypass the caches.
 const STREAMING_BYTES: usize = 256;
 /// Marks the wrapped reader's reads that fill bounce buffers.
@@ -54,11 +59,12 @@ impl Default for Setup {
     }
 }
 
-/// A read on its way. Its place is used again.
+/// A range of a file on its way. Its place is used again.
 #[derive(Default)]
 struct Work {
-    /// The caller's read, while it is read by pieces; else the wrapped reader has it.
-    read: Option<Read>,
+    /// The caller's reads of it in order, while it is read by pieces, or by one piece if there are several; none: the
+    /// wrapped reader has the read.
+    reads: Vec<Read>,
     /// The caller's token, while the wrapped reader has the read.
     token: u64,
     file: Option<Arc<ReadFile>>,
@@ -67,7 +73,8 @@ struct Work {
     end: u64,
     piece_bytes: u64,
     pieces_out: usize,
-    failed: bool,
+    /// Reads that end at or before this file offset have not failed.
+    good: u64,
     cancelled: bool,
 }
 
@@ -103,6 +110,8 @@ pub(super) struct DirectReader {
     bounces: Vec<Bounce>,
     works: Vec<Work>,
     idle: Vec<usize>,
+    /// Reads of works.
+    started: usize,
     queue: VecDeque<Read>,
     /// The work whose pieces are not all in flight yet.
     begun: Option<usize>,
@@ -138,6 +147,7 @@ impl DirectReader {
             known: [Known::default(); KNOWN_FILES],
             works: Vec::new(),
             idle: Vec::new(),
+            started: 0,
             queue: VecDeque::new(),
             begun: None,
             ready: Vec::new(),
@@ -164,37 +174,61 @@ impl DirectReader {
                 }
             }
             let Some(read) = self.queue.pop_front() else { return };
-            let wanted = wanted(&read);
-            let direct = self.direct_file(&read, wanted);
-            let number = self.idle.pop().unwrap_or_else(|| {
-                self.works.push(Work::default());
-                self.works.len() - 1
-            });
-            match direct {
+            let number = self.place();
+            let mut reads = std::mem::take(&mut self.works[number].reads);
+            let (next, end) = self.join(read, &mut reads);
+            self.started += reads.len();
+            match self.direct_file(&reads[0].file, next, end - next) {
                 None => {
-                    self.works[number] = Work::default();
-                    self.submit_cached(number, read);
+                    reads.drain(..).for_each(|read| self.submit_cached(read));
+                    self.works[number].reads = reads;
+                    self.idle.push(number);
                 }
                 Some(file) => {
-                    let (next, end) = (read.offset, read.offset + wanted);
                     let span = end - next / ALIGN_BYTES * ALIGN_BYTES;
                     let piece_bytes = span.div_ceil(span.div_ceil(LOAN_BYTES as u64)).next_multiple_of(ALIGN_BYTES);
-                    let (read, file) = (Some(read), Some(file));
-                    self.works[number] = Work { read, file, next, end, piece_bytes, ..Work::default() };
+                    let file = Some(file);
+                    self.works[number] =
+                        Work { reads, file, next, end, piece_bytes, good: u64::MAX, ..Work::default() };
                     self.begun = Some(number);
                 }
             }
         }
     }
 
-    /// The file to read past the page cache from, if that is how this read is to be made.
-    fn direct_file(&mut self, read: &Read, wanted: u64) -> Option<Arc<ReadFile>> {
-        let file = &read.file;
-        if wanted == 0 || !file.is_final() || !self.is_cold(read, wanted) {
+    /// A free place for a work.
+    fn place(&mut self) -> usize {
+        self.idle.pop().unwrap_or_else(|| {
+            self.works.push(Work::default());
+            self.works.len() - 1
+        })
+    }
+
+    /// Puts `read` into `reads`, and the waiting ones that follow it in its file as far as a buffer has room: where they
+    /// begin and end.
+    fn join(&mut self, read: Read, reads: &mut Vec<Read>) -> (u64, u64) {
+        let (start, mut end) = (read.offset, end_of(&read));
+        let room_end = (start / ALIGN_BYTES * ALIGN_BYTES).saturating_add(LOAN_BYTES as u64);
+        let file = read.file.id();
+        reads.push(read);
+        while let Some(next) = self.queue.front()
+            && next.file.id() == file
+            && (end..=end.saturating_add(GAP_BYTES)).contains(&next.offset)
+            && end_of(next) <= room_end
+        {
+            end = end_of(next);
+            reads.extend(self.queue.pop_front());
+        }
+        (start, end)
+    }
+
+    /// The file to read past the page cache from, if that is how `bytes` bytes at `offset` are to be read.
+    fn direct_file(&mut self, file: &Arc<ReadFile>, offset: u64, bytes: u64) -> Option<Arc<ReadFile>> {
+        if bytes == 0 || !file.is_final() || !self.is_cold(file, offset, bytes) {
             return None;
         }
         match file.direct() {
-            Ok(direct) if read.offset + wanted > direct.bytes => None,
+            Ok(direct) if offset + bytes > direct.bytes => None,
             Ok(direct) => {
                 self.notice = self.greeting.take().or(self.notice.take());
                 Some(direct.file.clone())
@@ -209,13 +243,13 @@ impl DirectReader {
         }
     }
 
-    fn is_cold(&mut self, read: &Read, wanted: u64) -> bool {
-        let known = &mut self.known[read.file.id() as usize % KNOWN_FILES];
-        if known.id != read.file.id() {
-            *known = Known { id: read.file.id(), asks_in: 0, direct: self.ask.is_none() };
+    fn is_cold(&mut self, file: &ReadFile, offset: u64, bytes: u64) -> bool {
+        let known = &mut self.known[file.id() as usize % KNOWN_FILES];
+        if known.id != file.id() {
+            *known = Known { id: file.id(), asks_in: 0, direct: self.ask.is_none() };
         }
         let Some(ask) = self.ask else { return known.direct };
-        if self.keep || wanted < SHORT_BYTES {
+        if self.keep || bytes < SHORT_BYTES {
             return false;
         }
         if known.asks_in > 0 {
@@ -224,8 +258,8 @@ impl DirectReader {
         }
         known.asks_in = ASK_READS - 1;
         self.stats.syscalls += 1;
-        known.direct = match ask(read.file.file(), read.offset, wanted) {
-            Ok(cached) => cached.saturating_mul(CACHED_PART) < wanted,
+        known.direct = match ask(file.file(), offset, bytes) {
+            Ok(cached) => cached.saturating_mul(CACHED_PART) < bytes,
             Err(error) => {
                 self.notice = Some(format!("direct=off reason=cannot ask what is in the page cache: {error}"));
                 // Nobody can say: nothing is asked any more.
@@ -236,7 +270,8 @@ impl DirectReader {
         known.direct
     }
 
-    fn submit_cached(&mut self, number: usize, mut read: Read) {
+    fn submit_cached(&mut self, mut read: Read) {
+        let number = self.place();
         self.works[number].token = std::mem::replace(&mut read.token, number as u64);
         self.inner.submit(read);
     }
@@ -264,8 +299,8 @@ impl DirectReader {
                 self.take_piece(read, result);
             } else {
                 let number = read.token as usize;
-                let read = Read { token: self.works[number].token, ..read };
-                self.finish(number, read, result);
+                self.idle.push(number);
+                self.finish(Read { token: self.works[number].token, ..read }, result);
             }
         }
         if self.stats.copied_bytes > copied {
@@ -276,7 +311,7 @@ impl DirectReader {
 
     fn take_piece(&mut self, read: Read, result: Result<(), ReadError>) {
         let bounce = (read.token & !BOUNCE_TOKEN) as usize;
-        let Bounce { work: number, from, end, bytes, .. } = self.bounces[bounce];
+        let Bounce { work: number, end, bytes, .. } = self.bounces[bounce];
         let got = match &result {
             Ok(()) => u64::MAX,
             Err(ReadError::UnexpectedEnd { got, .. }) => *got,
@@ -284,39 +319,47 @@ impl DirectReader {
             Err(ReadError::Io { offset, .. }) => offset - read.offset,
             Err(_) => 0,
         };
-        if got >= end - read.offset {
-            self.scatter(number, bounce, read.offset);
-        } else {
+        if got < end - read.offset {
             let work = &mut self.works[number];
-            work.failed = true;
+            work.good = work.good.min(read.offset + got);
             work.cancelled |= matches!(result, Err(ReadError::Cancelled));
             work.next = work.end;
             self.refuse(number, &result);
         }
-        debug_assert!(from < end);
+        self.scatter(number, bounce, read.offset);
         self.bounces[bounce].parts = read.parts;
         self.memory.take_back(bounce, bytes);
         self.works[number].pieces_out -= 1;
         self.end_pieces(number);
     }
 
-    /// Once all pieces are back: hands the read out, or has it made in the ordinary way.
+    /// Once all pieces are back: hands the reads out, or has those that failed made in the ordinary way.
     fn end_pieces(&mut self, number: usize) {
         let work = &mut self.works[number];
         if work.pieces_out > 0 || work.next < work.end {
             return;
         }
-        let Some(read) = work.read.take() else { return };
-        match (work.failed, work.cancelled) {
-            (false, _) => self.finish(number, read, Ok(())),
-            (true, true) => self.finish(number, read, Err(ReadError::Cancelled)),
-            (true, false) => self.submit_cached(number, read),
+        let (good, cancelled) = (work.good, work.cancelled);
+        let mut reads = std::mem::take(&mut work.reads);
+        if reads.is_empty() {
+            // It has failed and ended before its last piece was on its way.
+            return;
         }
+        work.file = None;
+        for read in reads.drain(..) {
+            match (end_of(&read) <= good, cancelled) {
+                (true, _) => self.finish(read, Ok(())),
+                (false, true) => self.finish(read, Err(ReadError::Cancelled)),
+                (false, false) => self.submit_cached(read),
+            }
+        }
+        self.works[number].reads = reads;
+        self.idle.push(number);
     }
 
     /// If the file system has no direct reads after all, none is tried again on this file.
     fn refuse(&mut self, number: usize, result: &Result<(), ReadError>) {
-        if let (Some(read), Err(ReadError::Io { source, .. })) = (&self.works[number].read, result)
+        if let (Some(read), Err(ReadError::Io { source, .. })) = (self.works[number].reads.first(), result)
             && matches!(source.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
         {
             read.file.refuse_direct();
@@ -324,31 +367,32 @@ impl DirectReader {
         }
     }
 
-    /// Copies a piece to the parts that it belongs to. The buffer holds the file from `start` on.
+    /// Copies a piece to the parts that it belongs to, except of reads that have failed. The buffer holds the file from
+    /// `start` on.
     fn scatter(&mut self, number: usize, bounce: usize, start: u64) {
-        let Bounce { from, end, .. } = self.bounces[bounce];
-        let Some(read) = &self.works[number].read else { return };
-        let mut at = read.offset;
-        for part in &read.parts {
-            let (first, last) = (at.max(from), (at + u64::from(part.bytes)).min(end));
-            if first < last {
-                let source = Bounces::at(bounce) + (first - start) as usize;
-                let (into, bytes) = (part.at + (first - at) as usize, (last - first) as usize);
-                let region = &self.regions[part.region as usize];
-                if bytes >= STREAMING_BYTES {
-                    region.copy_from_streaming(into, self.memory.region(), source, bytes);
-                } else {
-                    region.copy_from(into, self.memory.region(), source, bytes);
+        let (Bounce { from, end, .. }, work) = (&self.bounces[bounce], &self.works[number]);
+        for read in work.reads.iter().filter(|read| end_of(read) <= work.good) {
+            let mut at = read.offset;
+            for part in &read.parts {
+                let (first, last) = (at.max(*from), (at + u64::from(part.bytes)).min(*end));
+                if first < last {
+                    let source = Bounces::at(bounce) + (first - start) as usize;
+                    let (into, bytes) = (part.at + (first - at) as usize, (last - first) as usize);
+                    let region = &self.regions[part.region as usize];
+                    if bytes >= STREAMING_BYTES {
+                        region.copy_from_streaming(into, self.memory.region(), source, bytes);
+                    } else {
+                        region.copy_from(into, self.memory.region(), source, bytes);
+                    }
+                    self.stats.copied_bytes += last - first;
                 }
+                at += u64::from(part.bytes);
             }
-            at += u64::from(part.bytes);
         }
-        self.stats.copied_bytes += end - from;
     }
 
-    fn finish(&mut self, number: usize, read: Read, result: Result<(), ReadError>) {
-        self.idle.push(number);
-        self.works[number].file = None;
+    fn finish(&mut self, read: Read, result: Result<(), ReadError>) {
+        self.started -= 1;
         self.stats.reads += u64::from(result.is_ok());
         self.stats.bytes += match &result {
             Ok(()) => wanted(&read),
@@ -370,6 +414,11 @@ fn wanted(read: &Read) -> u64 {
     read.parts.iter().map(|part| u64::from(part.bytes)).sum()
 }
 
+/// Where a read ends in its file.
+fn end_of(read: &Read) -> u64 {
+    read.offset + wanted(read)
+}
+
 impl BlockReader for DirectReader {
     fn name(&self) -> &'static str {
         self.inner.name()
@@ -380,7 +429,7 @@ impl BlockReader for DirectReader {
     }
 
     fn in_flight(&self) -> usize {
-        self.queue.len() + self.works.len() - self.idle.len() + self.ready.len()
+        self.queue.len() + self.started + self.ready.len()
     }
 
     fn submit(&mut self, read: Read) {
@@ -396,8 +445,9 @@ impl BlockReader for DirectReader {
             self.start();
             let inside = self.inner.in_flight();
             if inside > 0 {
+                // One request may bring all that is missing.
                 let missing = until.saturating_sub(done.len() + self.ready.len());
-                let outcome = self.inner.wait(missing.min(inside), &mut self.landed);
+                let outcome = self.inner.wait(missing.min(1), &mut self.landed);
                 self.take_landed();
                 if outcome.is_err() {
                     done.append(&mut self.ready);
@@ -414,12 +464,10 @@ impl BlockReader for DirectReader {
     fn cancel(&mut self) {
         let waiting = self.queue.drain(..).map(|read| Done { read, result: Err(ReadError::Cancelled) });
         self.ready.extend(waiting);
-        for work in self.works.iter_mut().filter(|work| work.read.is_some()) {
-            work.cancelled = true;
-        }
+        self.works.iter_mut().for_each(|work| work.cancelled = true);
         if let Some(number) = self.begun.take() {
             let work = &mut self.works[number];
-            work.failed |= work.next < work.end;
+            work.good = work.good.min(if work.next < work.end { work.next } else { u64::MAX });
             work.next = work.end;
             self.end_pieces(number);
         }

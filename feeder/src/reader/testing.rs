@@ -8,6 +8,7 @@ pub mod conformance;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Write;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -18,6 +19,8 @@ use super::{BlockReader, Done, Part, Read, ReadError, ReadFile, ReaderStats, Reg
 
 pub use super::cachestat::cached_bytes;
 pub use conformance::conformance;
+
+const PAGE_BYTES: usize = 4096;
 
 /// A file of `bytes` in memory, and a handle to write it or cut it.
 pub fn file(bytes: &[u8]) -> (Arc<ReadFile>, File) {
@@ -201,9 +204,12 @@ impl ScriptedReader {
         }
         let wanted: u64 = work.read.parts.iter().map(|part| u64::from(part.bytes)).sum();
         let piece = usize::try_from(wanted - work.got).unwrap_or(usize::MAX).min(work.short);
-        self.buffer.resize(piece, 0);
+        // On a border of pages, as reads past the page cache need it.
+        self.buffer.resize(piece + PAGE_BYTES, 0);
+        let border = self.buffer.as_ptr().addr().wrapping_neg() % PAGE_BYTES;
+        let buffer = &mut self.buffer[border..border + piece];
         self.stats.syscalls += u64::from(piece > 0);
-        let got = match work.read.file.file().read_at(&mut self.buffer, work.read.offset + work.got) {
+        let got = match work.read.file.file().read_at(buffer, work.read.offset + work.got) {
             Ok(0) if piece > 0 => {
                 let (path, offset) = (work.read.file.path().to_owned(), work.read.offset);
                 return Turn::Ended(Err(ReadError::UnexpectedEnd { path, offset, wanted, got: work.got }));
@@ -214,7 +220,7 @@ impl ScriptedReader {
                 return Turn::Ended(Err(ReadError::Io { path, offset, source }));
             }
         };
-        self.scatter(&work.read.parts, work.got, got);
+        self.scatter(&work.read.parts, work.got, border..border + got);
         work.got += got as u64;
         self.stats.bytes += got as u64;
         if work.got == wanted {
@@ -224,9 +230,9 @@ impl ScriptedReader {
         Turn::Moved
     }
 
-    /// Writes the first `bytes` bytes of the buffer to the parts, of which `skip` bytes are full.
-    fn scatter(&self, parts: &[Part], mut skip: u64, bytes: usize) {
-        let mut rest = &self.buffer[..bytes];
+    /// Writes these bytes of the buffer to the parts, of which `skip` bytes are full.
+    fn scatter(&self, parts: &[Part], mut skip: u64, bytes: Range<usize>) {
+        let mut rest = &self.buffer[bytes];
         for part in parts {
             let full = skip.min(u64::from(part.bytes)) as usize;
             skip -= full as u64;

@@ -2,6 +2,9 @@
 
 use std::io::Write;
 
+use proptest::collection::vec;
+use proptest::prelude::*;
+
 use super::super::testing::conformance::{assert_landed, conformance_on, contents, landed, regions};
 use super::super::testing::{self, Script, ScriptedReader};
 use super::super::uring::tests::io_uring_works;
@@ -142,6 +145,170 @@ fn long_reads_are_cut_into_pieces_and_arrive_whole() {
             assert_eq!(reader.stats().copied_bytes, if has_direct { bytes as u64 } else { 0 });
         }
     }
+}
+
+/// Reads that tile a range with gaps here and there, all submitted at once: `(offset, bytes)` of each.
+fn splits(cuts: &[(u32, u32)], room: u64) -> Vec<(u64, u32)> {
+    let mut at = 0;
+    let tile = |&(gap, bytes): &(u32, u32)| {
+        let offset = at + u64::from(gap);
+        at = offset + u64::from(bytes);
+        (at <= room).then_some((offset, bytes))
+    };
+    cuts.iter().map_while(tile).collect()
+}
+
+/// Reads all of `tiles` at once, each to a place of its own, and gives what came back in the order of tokens.
+fn all_at_once(reader: &mut DirectReader, file: &Arc<ReadFile>, tiles: &[(u64, u32)]) -> Vec<Done> {
+    for (token, &(offset, bytes)) in (0..).zip(tiles) {
+        let (at, half) = (offset as usize + 3, bytes / 2);
+        // Halves change places.
+        let parts = vec![
+            Part { region: 0, at: at + (bytes - half) as usize, bytes: half },
+            Part { region: 0, at, bytes: bytes - half },
+        ];
+        reader.submit(Read { token, ..read(file, offset, parts) });
+    }
+    let mut done = Vec::new();
+    for back in 1..=tiles.len() {
+        reader.wait(usize::from(done.len() < back), &mut done).unwrap();
+        assert_eq!(reader.in_flight(), tiles.len() - done.len());
+    }
+    done.sort_by_key(|done| done.read.token);
+    assert!((0..).zip(&done).all(|(token, done)| done.read.token == token), "a read came back twice or not at all");
+    done
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn reads_that_follow_one_another_bring_the_same_bytes_however_they_are_cut(
+        cuts in vec((prop_oneof![Just(0u32), 0..3 * GAP_BYTES as u32 / 2], 0u32..400_000), 1..24),
+        depth in 1usize..5,
+        short in prop_oneof![Just(usize::MAX), 3000usize..200_000],
+    ) {
+        let data = contents(3 * LOAN_BYTES + 77);
+        let (file, _) = final_file(&data);
+        let memory = regions(1, data.len() + 100);
+        let script = Script::default().short_all(short);
+        let scripted =
+            |depth, regions| -> Box<dyn BlockReader> { Box::new(ScriptedReader::new(depth, regions, script.clone())) };
+        let setup = Setup { ask: COLD, ..Setup::default() };
+        let mut reader = reader_over(scripted, DirectReads::On, setup, depth, memory.clone());
+        let tiles = splits(&cuts, data.len() as u64);
+        for done in all_at_once(&mut reader, &file, &tiles) {
+            prop_assert!(done.result.is_ok(), "{:?}", done.result);
+            assert_landed(&memory, &done.read, &data);
+        }
+        prop_assert_eq!(reader.stats().reads, tiles.len() as u64);
+        prop_assert_eq!(reader.memory.grains(), reader.memory.free_grains());
+    }
+}
+
+#[test]
+fn reads_that_follow_one_another_are_one_request_as_long_as_a_buffer() {
+    if !disk_has_direct_reads() {
+        return;
+    }
+    let block = 256 << 10;
+    let data = contents(8 * (block + 4096));
+    let (file, _) = final_file(&data);
+    let memory = regions(1, data.len() + 100);
+    // Of one block each, with a page between them.
+    let tiles = splits(&[(4096, block as u32); 8], data.len() as u64);
+    let mut reader = direct(8, memory.clone());
+    for done in all_at_once(&mut reader, &file, &tiles) {
+        assert!(done.result.is_ok(), "{:?}", done.result);
+        assert_landed(&memory, &done.read, &data);
+    }
+    assert_eq!((reader.inner.stats().reads, reader.stats().reads), (2, 8));
+    // What lies apart, or backwards, is not joined.
+    let gap = GAP_BYTES as u32;
+    for (tiles, requests) in
+        [(splits(&[(0, 100), (gap, 100)], 1 << 20), 1), (splits(&[(0, 100), (gap + 1, 100)], 1 << 20), 2)]
+    {
+        for (tiles, requests) in [(tiles.clone(), requests), (tiles.into_iter().rev().collect(), 2)] {
+            let mut reader = direct(8, memory.clone());
+            assert!(all_at_once(&mut reader, &file, &tiles).iter().all(|done| done.result.is_ok()));
+            assert_eq!(reader.inner.stats().reads, requests, "{tiles:?}");
+        }
+    }
+}
+
+#[test]
+fn of_joined_reads_only_the_one_that_cannot_be_read_fails() {
+    if !disk_has_direct_reads() {
+        return;
+    }
+    let data = contents(5 * 8192);
+    let (file, _) = final_file(&data);
+    let tiles = splits(&[(0, 8192); 5], data.len() as u64);
+    // Request 0 is all of them and fails inside the third; then come the last three, of which the first fails again.
+    let script = Script::default().fail_after(0, libc::EIO, 20_000).short(0, 4096).fail(1, libc::EIO);
+    let scripted =
+        |depth, regions| -> Box<dyn BlockReader> { Box::new(ScriptedReader::new(depth, regions, script.clone())) };
+    let memory = regions(1, data.len() + 100);
+    let setup = Setup { ask: COLD, ..Setup::default() };
+    let mut reader = reader_over(scripted, DirectReads::On, setup, 4, memory.clone());
+    for (nth, done) in all_at_once(&mut reader, &file, &tiles).into_iter().enumerate() {
+        match done.result {
+            Ok(()) => assert_landed(&memory, &done.read, &data),
+            Err(ReadError::Io { offset: 16_384, ref source, .. }) => {
+                assert_eq!((nth, source.raw_os_error()), (2, Some(libc::EIO)));
+            }
+            other => panic!("nth={nth} {other:?}"),
+        }
+    }
+    assert_eq!((reader.stats().reads, reader.stats().copied_bytes), (4, 2 * 8192));
+}
+
+#[test]
+fn joined_reads_over_the_end_of_a_file_that_was_cut_fail_from_there_on() {
+    let data = contents(6 * 8192);
+    let (file, handle) = final_file(&data);
+    // The length of the file is known from before.
+    let known = file.direct().is_ok();
+    handle.set_len(3 * 8192 + 100).unwrap();
+    let memory = regions(1, data.len() + 100);
+    let mut reader = direct(2, memory.clone());
+    let tiles = splits(&[(0, 8192); 6], data.len() as u64);
+    for (nth, done) in all_at_once(&mut reader, &file, &tiles).into_iter().enumerate() {
+        match (nth, done.result) {
+            (0..3, Ok(())) => assert_landed(&memory, &done.read, &data),
+            (3, Err(ReadError::UnexpectedEnd { got: 100, .. }))
+            | (4.., Err(ReadError::UnexpectedEnd { got: 0, .. })) => {}
+            other => panic!("known={known} {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn joined_reads_that_are_cancelled_come_back_once_each() {
+    let data = contents(8 * 8192);
+    let (file, _) = final_file(&data);
+    let script = Script::default().hold(0);
+    let scripted =
+        |depth, regions| -> Box<dyn BlockReader> { Box::new(ScriptedReader::new(depth, regions, script.clone())) };
+    let setup = Setup { ask: COLD, ..Setup::default() };
+    let mut reader = reader_over(scripted, DirectReads::On, setup, 1, regions(1, data.len()));
+    let mut done = Vec::new();
+    for started in [true, false] {
+        for token in 0..4 {
+            let part = Part { region: 0, at: 0, bytes: 8192 };
+            reader.submit(Read { token, ..read(&file, token * 8192, vec![part]) });
+        }
+        if started {
+            reader.wait(0, &mut done).unwrap();
+        }
+    }
+    assert_eq!((done.len(), reader.in_flight()), (0, 8));
+    reader.cancel();
+    reader.wait(8, &mut done).unwrap();
+    assert_eq!((done.len(), reader.in_flight()), (8, 0));
+    assert!(done.iter().all(|done| matches!(done.result, Err(ReadError::Cancelled))));
+    // And the reader goes on.
+    assert!(one(&mut reader, read(&file, 0, vec![Part { region: 0, at: 0, bytes: 8192 }])).result.is_ok());
 }
 
 #[test]
