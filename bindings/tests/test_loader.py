@@ -362,6 +362,18 @@ def test_a_topic_made_again_is_another_one(tmp_path: Path) -> None:
         assert cursor(other) == (0, 0)
 
 
+# The log
+
+
+def test_the_way_of_reading_is_told_with_the_first_batch(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with make(root, reader="preadv") as loader, caplog.at_level(logging.INFO, "forebay"):
+        batches = iter(loader)
+        next(batches)
+        assert [line for line in caplog.messages if "reader=" in line] == ["reader=preadv reason=asked for"]
+        assert len(list(batches)) > 0
+        assert len([line for line in caplog.messages if "reader=" in line]) == 1
+
+
 # Ranks
 
 

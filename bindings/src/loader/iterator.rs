@@ -123,7 +123,14 @@ impl BatchIterator {
             self.core.check_fence()?;
             // With the interpreter's lock held, so that nothing comes between the signals looked for and the batch.
             let step = match self.core.try_lock() {
-                Some(mut inner) => inner.live(&token).and_then(|loader| loader.poll_next(Duration::ZERO)).or_raise()?,
+                Some(mut inner) => {
+                    let loader = inner.live(&token).or_raise()?;
+                    let step = loader.poll_next(Duration::ZERO);
+                    let notices = loader.late_notices();
+                    drop(inner);
+                    log(py, &notices);
+                    step.or_raise()?
+                }
                 None => Step::Pending,
             };
             match step {
@@ -163,5 +170,18 @@ impl BatchIterator {
             dict.set_item(name.bind(py), tensor)?;
         }
         Ok(dict)
+    }
+}
+
+/// Says what came up while batches were read. A handler of the program's own that fails takes no batch with it.
+fn log(py: Python<'_>, notices: &[String]) {
+    for line in notices {
+        let said = py
+            .import("logging")
+            .and_then(|logging| logging.call_method1("getLogger", ("forebay",)))
+            .and_then(|logger| logger.call_method1("info", ("%s", line)));
+        if let Err(error) = said {
+            error.write_unraisable(py, None);
+        }
     }
 }

@@ -38,9 +38,12 @@ const V1: CgroupFiles = CgroupFiles {
 };
 
 /// Bytes that this process may still take: the least of what the machine has available, what its control groups allow,
-/// and the limit on file sizes. The largest number where nothing limits.
+/// and the limits on file sizes and on address space. The largest number where nothing limits.
 pub fn available_bytes() -> u64 {
-    least(&host_file).map_or(u64::MAX, |(bytes, _)| bytes).min(file_size().unwrap_or(u64::MAX))
+    least(&host_file)
+        .map_or(u64::MAX, |(bytes, _)| bytes)
+        .min(file_size().unwrap_or(u64::MAX))
+        .min(address_space(&host_file).unwrap_or(u64::MAX))
 }
 
 /// Refuses a slab of `needed_bytes` that this process cannot have.
@@ -73,6 +76,13 @@ fn host_file(path: &str) -> Option<String> {
 
 fn file_size() -> Option<u64> {
     getrlimit(Resource::RLIMIT_FSIZE).ok().map(|(soft, _)| soft).filter(|&soft| soft != RLIM_INFINITY)
+}
+
+/// What the limit on address space (`ulimit -v`) still allows.
+fn address_space(read: &dyn Fn(&str) -> Option<String>) -> Option<u64> {
+    let (soft, _) = getrlimit(Resource::RLIMIT_AS).ok().filter(|&(soft, _)| soft != RLIM_INFINITY)?;
+    let pages: u64 = read("/proc/self/statm")?.split_whitespace().next()?.parse().ok()?;
+    Some(soft.saturating_sub(pages.saturating_mul(crate::PAGE_BYTES as u64)))
 }
 
 /// The least that any control group above this process still allows.

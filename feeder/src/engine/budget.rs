@@ -14,8 +14,8 @@ use crate::plan::Schedule;
 pub(super) const LEASE_SLOTS: u64 = 4;
 /// Steps read ahead where the order is the topic's own.
 const IN_ORDER_STEPS: u64 = 16;
-/// Fewest slots: one that is filled, one that is ready and one that the trainer holds.
-const SLOTS_MIN: u64 = 3;
+/// Fewest slots: one that is filled, one that is ready, and two that the trainer holds while it goes on to the next batch.
+const SLOTS_MIN: u64 = 4;
 /// The slab takes one part in so many of the memory available, unless its limit is named.
 const SLAB_PART: u64 = 2;
 /// Memory for reading takes no more than one part in so many of it.
@@ -231,14 +231,14 @@ mod tests {
 
     #[test]
     fn with_still_less_an_epoch_is_cut_into_stretches() {
-        for most in 3..69 {
+        for most in 4..69 {
             let slots = WANT.fit(most).unwrap();
             assert_eq!((u64::from(slots.count), slots.open), (most, slots.stretch));
             assert!(slots.open >= 1 && slots.ahead >= 1 && slots.open + u64::from(slots.ahead) < most, "{slots:?}");
         }
         assert_eq!(WANT.fit(68), Some(Slots { count: 68, open: 48, stretch: 48, ahead: 16 }));
-        assert_eq!(WANT.fit(3), Some(Slots { count: 3, open: 1, stretch: 1, ahead: 1 }));
-        assert_eq!(WANT.fit(2), None);
+        assert_eq!(WANT.fit(4), Some(Slots { count: 4, open: 1, stretch: 1, ahead: 1 }));
+        assert_eq!(WANT.fit(3), None);
     }
 
     #[test]
@@ -259,7 +259,7 @@ mod tests {
     fn memory_for_no_batch_is_refused_with_what_is_needed() {
         let error = slots(WANT, Limit::new(Some(10_000), u64::MAX), 5000).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NoSpace);
-        assert!(error.to_string().contains("needed_bytes=24576 limit_bytes=10000"), "{error}");
+        assert!(error.to_string().contains("needed_bytes=32768 limit_bytes=10000"), "{error}");
         assert!(error.hint().unwrap().contains("memory_limit_bytes"));
     }
 

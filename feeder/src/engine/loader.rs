@@ -408,8 +408,14 @@ impl Loader {
 
     /// Lines that the user should read once: how files are read, overflow, a missing guard, damage. Taken, not kept.
     pub fn take_notices(&mut self) -> Vec<String> {
+        let mut notices = self.dataset.take_notices();
+        notices.extend(self.late_notices());
+        notices
+    }
+
+    /// Those of them that came up since the iteration began. Costs next to nothing when there are none.
+    pub fn late_notices(&mut self) -> Vec<String> {
         let mut notices = std::mem::take(&mut self.notices);
-        notices.extend(self.dataset.take_notices());
         notices.extend(self.runner.iter().flat_map(Runner::notices));
         notices
     }

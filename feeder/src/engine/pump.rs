@@ -92,12 +92,15 @@ pub(super) struct Shared {
     /// Whether it was reported how cold data is read.
     pub(super) direct_reported: AtomicBool,
     pub(super) notices: Mutex<Vec<String>>,
+    /// Whether there are any.
+    pub(super) noticed: AtomicBool,
 }
 
 impl Shared {
     /// Notes something that the user should read once.
     pub(super) fn notice(&self, text: &str) {
         self.notices.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(text.to_string());
+        self.noticed.store(true, Ordering::Release);
     }
 }
 

@@ -120,6 +120,7 @@ impl Runner {
             counts: Counts::default(),
             reported: AtomicBool::new(false),
             direct_reported: AtomicBool::new(false),
+            noticed: AtomicBool::new(!notices.is_empty()),
             notices: Mutex::new(notices),
         });
         let (alive, ended) = channel();
@@ -249,6 +250,10 @@ impl Runner {
     }
 
     pub(super) fn notices(&self) -> Vec<String> {
+        let noticed = &self.shared.noticed;
+        if !noticed.load(Ordering::Relaxed) || !noticed.swap(false, Ordering::Acquire) {
+            return Vec::new();
+        }
         std::mem::take(&mut *self.shared.notices.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
     }
 
