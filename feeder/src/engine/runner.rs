@@ -277,7 +277,7 @@ impl Runner {
 /// after it, so more than as much must be left to take: with half given back, a trainer at nine tenths of the reader's rate
 /// came to wait.
 fn level(ahead: u32) -> Level {
-    Level { returned: (ahead * 3 / 8).clamp(1, WAKE_SLOTS_MAX), ready: ahead / 4 }
+    Level { returned: (ahead / 4).clamp(1, WAKE_SLOTS_MAX), ready: ahead / 4 }
 }
 
 fn no_slab(error: SlabError) -> Error {

@@ -30,6 +30,7 @@ struct Pages {
 }
 
 /// Bytes of `offset..offset + bytes` that a read would find in the page cache, in whole pages.
+#[cfg_attr(not(feature = "testing"), allow(unreachable_pub, reason = "tests of other crates ask too"))]
 pub fn cached_bytes(file: &File, offset: u64, bytes: u64) -> io::Result<u64> {
     let range = Range { offset, bytes };
     let mut pages = Pages::default();
