@@ -34,7 +34,7 @@ use crate::reader::{Part, Read, ReadError, Region, fence};
 /// Gaps up to this size are read over, into the junk buffer.
 pub(super) const JUNK_BYTES: usize = 16 << 10;
 /// Blocks are read together until a read is so long. What cannot be read takes with it what is read by the same call.
-const JOINED_BYTES: u64 = 128 << 10;
+const BLOCKS_JOINED_BYTES: u64 = 128 << 10;
 /// Rows, or runs of neighbouring rows, from this size on are read straight into their slots.
 const DIRECT_BYTES: usize = 4096;
 /// A column piece of at most so many runs is read straight whatever their size.
@@ -269,7 +269,7 @@ impl Assembler {
     /// The reads of the spans of `self.group`, which lie in one block: column after column, so that offsets grow.
     fn make_reads(&mut self, job: &mut Job, number: usize, out: &mut Vec<Read>) {
         let mut group = std::mem::take(&mut self.group);
-        if out.last().is_some_and(|read| self.read_end - read.offset >= JOINED_BYTES) {
+        if out.last().is_some_and(|read| self.read_end - read.offset >= BLOCKS_JOINED_BYTES) {
             self.read_end = u64::MAX;
         }
         if let Some(first) = group.first() {

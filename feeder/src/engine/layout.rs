@@ -11,7 +11,7 @@ pub(super) const COLUMN_ALIGN_BYTES: usize = 128;
 /// Rows up to this size are narrow: chunks of one pool are read together, so that their rows go out side by side.
 const NARROW_ROW_BYTES: usize = 512;
 /// Chunks are read together up to so many bytes of rows: what stays in a core's caches until it goes out.
-const JOINED_BYTES: usize = 2 << 20;
+const CHUNKS_JOINED_BYTES: usize = 2 << 20;
 /// Columns begin on this border in the scratch.
 pub(super) const SCRATCH_ALIGN_BYTES: usize = 64;
 
@@ -77,7 +77,7 @@ impl SlotLayout {
         if !self.is_narrow() {
             return 1;
         }
-        let fitting = JOINED_BYTES / (self.row_bytes * chunk as usize).max(1);
+        let fitting = CHUNKS_JOINED_BYTES / (self.row_bytes * chunk as usize).max(1);
         u32::try_from(fitting).unwrap_or(u32::MAX).clamp(1, pool.max(1))
     }
 

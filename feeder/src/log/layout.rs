@@ -44,8 +44,14 @@ pub fn body_bytes(schema: &Schema, rows: u32) -> u64 {
 /// Rows of a full block: the power of two whose rows come nearest to `block_bytes`, between three quarters and three
 /// halves of it, so that chunks of a power of two rows divide blocks; at least one row.
 pub fn block_rows(schema: &Schema, block_bytes: usize) -> u32 {
-    let fitting = (block_bytes.saturating_mul(3) / 2 / schema.row_bytes()).clamp(1, BLOCK_ROWS_MAX as usize) as u32;
+    let fitting = rows_within(block_bytes as u64, schema.row_bytes() as u64).clamp(1, u64::from(BLOCK_ROWS_MAX)) as u32;
     1 << fitting.ilog2()
+}
+
+/// Rows that still count as `bytes`, half more included: the power of two at or below is the one that comes nearest. Blocks
+/// and a plan's chunks both go by it, so that a chunk is a block.
+pub(crate) fn rows_within(bytes: u64, row_bytes: u64) -> u64 {
+    bytes.saturating_mul(3) / 2 / row_bytes.max(1)
 }
 
 /// Pieces of a column's buffer that have a checksum of their own.

@@ -53,6 +53,7 @@ use cursorstore::Incarnation;
 pub use block::BlockRef;
 pub use block_list::BlockList;
 pub use guard::Guard;
+pub(crate) use layout::rows_within;
 pub use layout::{BLOCK_BYTES, BLOCK_ROWS_MAX, PAGE_BYTES, PIECE_BYTES, block_rows, body_bytes, column_at, columns_at};
 pub use recover::{Damage, Recovery};
 pub use retention::{Holds, Retained, Retention};

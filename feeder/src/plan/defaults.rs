@@ -10,7 +10,7 @@
 //! leaves fewer samples over: the shorter chunks come last, all from one stretch of the topic.
 
 use super::{LANES_MAX, PLAN_VERSION, PlanKey, WINDOW_SAMPLES_MAX};
-use crate::log::BLOCK_BYTES;
+use crate::log::{BLOCK_BYTES, rows_within};
 
 /// L, unless there are more ranks or very few samples.
 pub const LANES: u32 = 64;
@@ -40,8 +40,7 @@ pub fn default_key(row_bytes: u64, total: u64, world: u32, shuffle: bool, seed: 
 /// of two where there are more chunks than that.
 pub fn chunk_samples(chunk_bytes: u64, row_bytes: u64, total: u64, lanes: u32) -> u32 {
     let lanes = u64::from(lanes.max(1));
-    // As a block's rows are found.
-    let by_bytes = chunk_bytes.saturating_mul(3) / 2 / row_bytes.max(1);
+    let by_bytes = rows_within(chunk_bytes, row_bytes);
     let by_mixing = total / (lanes * LANE_CHUNKS_MIN);
     let by_memory = CHUNK_SAMPLES_MAX.min(WINDOW_SAMPLES_MAX / (lanes * u64::from(POOL_CHUNKS)));
     let most = by_bytes.min(by_mixing).min(by_memory).max(1);

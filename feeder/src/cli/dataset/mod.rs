@@ -109,7 +109,7 @@ the first bad extent.")]
     #[command(after_help = "\
 Examples:
   forebay dataset export digits-clean@v1 digits-clean-v1.parquet
-  forebay dataset export digits-clean@prod /tmp/prod.parquet --replace
+  forebay dataset export digits-clean@prod prod.parquet --replace
 
 The file gets its name when it is whole; whatever happens before leaves nothing behind. Tensors are
 fixed-size lists marked as arrow.fixed_shape_tensor, which pyarrow knows.")]
