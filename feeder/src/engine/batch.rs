@@ -53,31 +53,29 @@ pub struct Batch {
 }
 
 /// The least bytes of a column, in a batch of `rows` rows, that are worth a lease.
-fn least_large_bytes(layout: &SlotLayout, rows: usize) -> usize {
-    let sizes = layout.columns.iter().map(|placed| placed.row_bytes * rows);
+pub(super) fn least_large_bytes(layout: &SlotLayout, rows: u32) -> usize {
+    let sizes = layout.columns.iter().map(|placed| placed.row_bytes * rows as usize);
     let small: usize = sizes.filter(|&bytes| bytes < SMALL_COLUMNS_BYTES).sum();
     if small < SMALL_COLUMNS_BYTES { SMALL_COLUMNS_BYTES } else { 0 }
 }
 
-/// Bytes of a batch of `rows` rows that are worth a lease.
-pub(super) fn large_bytes(layout: &SlotLayout, rows: u32) -> usize {
-    let least = least_large_bytes(layout, rows as usize);
+/// Bytes of a batch of `rows` rows in columns of at least `least` bytes.
+pub(super) fn large_bytes(layout: &SlotLayout, rows: u32, least: usize) -> usize {
     let sizes = layout.columns.iter().map(|placed| placed.row_bytes * rows as usize);
     sizes.filter(|&bytes| bytes >= least).sum()
 }
 
-/// The columns of a filled slot: large ones in place, small ones copied to memory of the batch's own. All are copied if the
-/// trainer holds too many slots, each to memory of its own: who keeps one of them keeps only that.
+/// The columns of a filled slot: those of at least `least` bytes in place, small ones copied to memory of the batch's own. All
+/// are copied if the trainer holds too many slots (`crowded`), each to memory of its own: who keeps one of them keeps only that.
 /// `mask`: how many rows are samples, and what happened to some of them.
 pub(super) fn columns(
     runner: &Runner,
     layout: &SlotLayout,
     filled: Filled,
-    crowded: bool,
+    (least, crowded): (usize, bool),
     mask: Option<(u32, &[Incident])>,
 ) -> Vec<BatchColumn> {
     let rows = filled.rows as usize;
-    let least = least_large_bytes(layout, rows);
     let is_small = |bytes: usize| bytes < least && !crowded;
     let sizes = layout.columns.iter().map(|placed| placed.row_bytes * rows);
     let small: usize = sizes.filter(|&bytes| is_small(bytes)).map(aligned).sum();

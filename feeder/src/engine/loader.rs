@@ -24,7 +24,7 @@ use cursorstore::{Cursor, PlanKey, State, TopicName};
 use slab::Filled;
 
 use super::Dataset;
-use super::batch::{Batch, MASK, columns, large_bytes};
+use super::batch::{Batch, MASK, columns, large_bytes, least_large_bytes};
 use super::feed::{CODE_FAILED, CODE_INCIDENTS};
 use super::layout::SlotLayout;
 use super::runner::Runner;
@@ -347,7 +347,8 @@ impl Loader {
             self.bad_records.entry(incident.index).or_insert_with(|| incident.reason.clone());
         }
         check_bad_records(&self.bad_records, self.settings.bad_records_max)?;
-        let large_bytes = large_bytes(&self.layout, filled.rows);
+        let least = least_large_bytes(&self.layout, filled.rows);
+        let large_bytes = large_bytes(&self.layout, filled.rows, least);
         let crowded = large_bytes > 0 && runner.taker.leased() >= runner.lease_limit;
         if crowded {
             runner.check_overflow(large_bytes as u64, self.settings.overflow_bytes)?;
@@ -360,7 +361,7 @@ impl Loader {
             }
         }
         let mask = self.settings.masked().then_some((valid, &incidents[..]));
-        let columns = columns(runner, &self.layout, filled, crowded, mask);
+        let columns = columns(runner, &self.layout, filled, (least, crowded), mask);
         self.totals.bytes += columns.iter().map(|column| column.bytes as u64).sum::<u64>();
         Ok(Batch { epoch: self.cursor.epoch, place: self.cursor.n, rows: filled.rows, columns })
     }
