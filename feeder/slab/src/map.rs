@@ -15,6 +15,7 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
@@ -37,7 +38,11 @@ const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// (madvise(2), Linux 6.1; the number is that of `asm-generic/mman-common.h`).
 const MADV_COLLAPSE: libc::c_int = 25;
 /// Huge pages in vain after which no more are asked for: where memory is in pieces, each costs the kernel a search.
-const COLLAPSES_FAILED_MAX: usize = 8;
+const COLLAPSES_FAILED_MAX: u32 = 8;
+/// What as many small pages as make a huge one take, about. Huge ones that take longer, as the kernel must first move others
+/// out of their way, are not worth it: [`COLLAPSE_PATIENCE`] is all that is lost by trying.
+const SMALL_PAGES_TIME: Duration = Duration::from_micros(1000);
+const COLLAPSE_PATIENCE: Duration = Duration::from_millis(4);
 
 const ADDRESS_SPACE: &str = "the limit on address space (ulimit -v)";
 const MEMORY: &str = "the memory that the kernel has left";
@@ -148,24 +153,23 @@ impl Mapping {
         }
     }
 
-    /// Makes huge pages of as much as the kernel lets us, which has to be asked for each: of a range with one small page in it
-    /// it makes one at once, of an empty one it does not. What stays small is as good, only slower.
+    /// Makes huge pages of as much as the kernel gives without delay. It has to be asked for each: of a range with one small
+    /// page in it one is made at once, of an empty range none is. What stays small is as good, only slower.
     fn collapse(&self) {
-        let mut failed = 0;
+        let (began, mut failed, mut patience) = (Instant::now(), 0, COLLAPSE_PATIENCE);
         for at in (0..self.bytes / HUGE_PAGE_BYTES).map(|number| number * HUGE_PAGE_BYTES) {
-            if self.populate(at, PAGE_BYTES).is_err() {
+            if self.populate(at, PAGE_BYTES).is_err() || began.elapsed() > patience {
                 return;
             }
+            let start = self.address(at, HUGE_PAGE_BYTES);
             // SAFETY: a part of this mapping; collapsing changes no contents.
-            let collapsed =
-                unsafe { libc::madvise(self.address(at, HUGE_PAGE_BYTES).cast(), HUGE_PAGE_BYTES, MADV_COLLAPSE) };
-            if collapsed == 0 {
-                continue;
+            if unsafe { libc::madvise(start.cast(), HUGE_PAGE_BYTES, MADV_COLLAPSE) } == -1 {
+                failed += 1;
+                if Errno::last() == Errno::EINVAL || failed == COLLAPSES_FAILED_MAX {
+                    return;
+                }
             }
-            failed += 1;
-            if Errno::last() == Errno::EINVAL || failed == COLLAPSES_FAILED_MAX {
-                return;
-            }
+            patience += SMALL_PAGES_TIME;
         }
     }
 
@@ -280,8 +284,6 @@ mod tests {
             // Where memory is in pieces there are fewer; none at all would be a fault of ours.
             assert!(huge_bytes(&first) > 0 || !kernel_collapses(), "no huge pages");
             assert_eq!(huge_bytes(&second), huge_bytes(&first), "the other side sees them as small ones");
-        } else {
-            println!("skipped: this kernel makes no huge pages of memory files on demand");
         }
     }
 
