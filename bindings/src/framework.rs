@@ -1,7 +1,8 @@
 //! Into whose tensors a batch is handed out: torch's, NumPy's, or plain [`Tensor`]s for any other DLPack consumer.
 //!
 //! Frameworks are imported when the first batch needs them, never before, and their functions are kept: after the first
-//! call a tensor costs a fraction of a microsecond in torch, which from 2.10 or so on has functions for C to make it. All of them view the memory; none copies.
+//! call a tensor costs well under a microsecond in torch, half as much where torch has functions for C to make it. All of
+//! them view the memory; none copies.
 
 use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;

@@ -80,7 +80,9 @@ impl Exchange {
         // SAFETY: the export is fresh and handed over; the interpreter is attached.
         let answer = unsafe { (self.0)(export(data, false), &raw mut object) };
         if answer != 0 {
-            return Err(PyErr::take(py).unwrap_or_else(|| PySystemError::new_err("a tensor was refused without a reason")));
+            return Err(
+                PyErr::take(py).unwrap_or_else(|| PySystemError::new_err("a tensor was refused without a reason"))
+            );
         }
         // SAFETY: a new reference, or null with an exception set.
         unsafe { Bound::from_owned_ptr_or_err(py, object.cast::<ffi::PyObject>()) }
