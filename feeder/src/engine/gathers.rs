@@ -165,19 +165,18 @@ impl Gathers {
         self.widths.iter_mut().for_each(|width| width.parts.clear());
         self.sources.clear();
         self.places.clear();
-        let Self { parts, steps, table, .. } = self;
         let first_step = job.taken.unit.first_step;
         let step_of = |span: &Run| (span.step - first_step) as usize;
-        steps.clear();
-        steps.resize(job.taken.slots.len(), StepRows { first: NONE, end: 0, table_at: 0 });
+        self.steps.clear();
+        self.steps.resize(job.taken.slots.len(), StepRows { first: NONE, end: 0, table_at: 0 });
         let mut rows = 0;
-        for span in parts.iter().flat_map(|spans| &job.spans[spans.clone()]) {
-            let step = &mut steps[step_of(span)];
+        for span in self.parts.iter().flat_map(|spans| &job.spans[spans.clone()]) {
+            let step = &mut self.steps[step_of(span)];
             (step.first, step.end) = (step.first.min(span.row), step.end.max(span.row + span.count));
             rows += span.count as usize;
         }
         let mut room = 0;
-        for step in steps.iter_mut() {
+        for step in &mut self.steps {
             step.table_at = room;
             room += step.end.saturating_sub(step.first) as usize;
         }
@@ -185,23 +184,22 @@ impl Gathers {
         if !self.pays {
             return;
         }
-        table.clear();
-        table.resize(room, Source { part: NONE, row: 0 });
-        let mut rows_end = 0;
-        for (part, spans) in (0u32..).zip(parts.iter()) {
+        self.table.clear();
+        self.table.resize(room, Source { part: NONE, row: 0 });
+        self.rows_end = 0;
+        for (part, spans) in (0u32..).zip(&self.parts) {
             let spans = &job.spans[spans.clone()];
             let lo = spans.first().map_or(0, |span| span.index);
             for span in spans {
-                let step = steps[step_of(span)];
+                let step = &self.steps[step_of(span)];
                 let at = step.table_at + (span.row - step.first) as usize;
                 let row = (span.index - lo) as u32;
-                for (source, row) in table[at..at + span.count as usize].iter_mut().zip(row..) {
+                for (source, row) in self.table[at..at + span.count as usize].iter_mut().zip(row..) {
                     *source = Source { part, row };
                 }
-                rows_end = rows_end.max(row + span.count);
+                self.rows_end = self.rows_end.max(row + span.count);
             }
         }
-        self.rows_end = rows_end;
         self.make_runs(job, slot_bytes);
         self.pays = rows >= RUN_ROWS_MIN * self.places.len();
     }
