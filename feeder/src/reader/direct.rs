@@ -433,10 +433,7 @@ impl BlockReader for DirectReader {
     }
 
     fn submit(&mut self, read: Read) {
-        match transfer::check(&read, &self.regions) {
-            Ok(()) => self.queue.push_back(read),
-            Err(error) => self.ready.push(Done { read, result: Err(error) }),
-        }
+        transfer::admit(read, &self.regions, &mut self.queue, &mut self.ready);
     }
 
     fn wait(&mut self, at_least: usize, done: &mut Vec<Done>) -> Result<(), RingError> {
@@ -462,8 +459,7 @@ impl BlockReader for DirectReader {
     }
 
     fn cancel(&mut self) {
-        let waiting = self.queue.drain(..).map(|read| Done { read, result: Err(ReadError::Cancelled) });
-        self.ready.extend(waiting);
+        transfer::cancel_waiting(&mut self.queue, &mut self.ready);
         self.works.iter_mut().for_each(|work| work.cancelled = true);
         if let Some(number) = self.begun.take() {
             let work = &mut self.works[number];
