@@ -118,8 +118,7 @@ impl Runner {
             data_bytes,
             available_bytes: available,
             counts: Counts::default(),
-            reported: AtomicBool::new(false),
-            direct_reported: AtomicBool::new(false),
+            told: Mutex::default(),
             noticed: AtomicBool::new(!notices.is_empty()),
             notices: Mutex::new(notices),
         });

@@ -14,16 +14,17 @@ use crate::error::{Error, Result};
 use crate::plan::{self, Share};
 use crate::reader::{BlockReader, Region};
 
-/// Assembles `batches` batches with the reader that `open` makes, each taken and given back as soon as it is there.
+/// Assembles `batches` batches with the reader that `open` makes, each taken and given back as soon as it is there. Returns
+/// the lines for the log.
 pub fn assemble(
     dataset: &Arc<Dataset>,
     settings: &Settings,
     batches: u64,
     open: impl FnOnce(Vec<Region>) -> Box<dyn BlockReader>,
-) -> Result<()> {
-    let layout = SlotLayout::new(dataset.schema(), settings.columns.as_deref(), settings.rank_batch())?;
-    let (rows, total) = (dataset.schema().row_bytes() as u64, dataset.line().total());
-    let default = plan::default_key(rows, total, settings.world, settings.shuffle, settings.seed);
+) -> Result<Vec<String>> {
+    let (row_bytes, total, share) = (dataset.schema().row_bytes() as u64, dataset.line().total(), settings.share());
+    let layout = SlotLayout::new(dataset.schema(), settings.columns.as_deref(), share.rows_max(total))?;
+    let default = plan::default_key(row_bytes, total, settings.world, settings.shuffle, settings.seed);
     let key = PlanKey {
         lanes: settings.lanes.unwrap_or(default.lanes),
         chunk: settings.chunk.unwrap_or(default.chunk),
@@ -50,5 +51,5 @@ pub fn assemble(
         };
         drop(runner.taker.lease(filled.slot));
     }
-    Ok(())
+    Ok(runner.notices())
 }
