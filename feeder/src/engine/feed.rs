@@ -49,15 +49,20 @@ impl Course {
 pub(super) struct Failure {
     kind: ErrorKind,
     report: String,
+    hint: Option<String>,
 }
 
 impl Failure {
     pub(super) fn of(error: &Error) -> Self {
-        Self { kind: error.kind(), report: error.report() }
+        Self { kind: error.kind(), report: error.report(), hint: error.hint().map(str::to_owned) }
     }
 
     pub(super) fn error(&self) -> Error {
-        Error::new(self.kind, self.report.clone())
+        let error = Error::new(self.kind, self.report.clone());
+        match &self.hint {
+            Some(hint) => error.with_hint(hint),
+            None => error,
+        }
     }
 }
 
