@@ -117,7 +117,10 @@ pub(super) fn reads_in_flight(depth: usize) -> usize {
 }
 
 fn memory(bytes: usize) -> Result<Region> {
-    Region::alloc(bytes).map_err(|error| Error::io(format!("cannot get memory for reading: bytes={bytes}"), error))
+    Region::alloc(bytes).map_err(|error| {
+        Error::io(format!("cannot get memory for reading: bytes={bytes}"), error)
+            .with_hint("lower depth, reader_threads or chunk, or give this process more memory")
+    })
 }
 
 /// The body of a reader thread. An error or a panic ends the whole loader and is reported by its `next`.

@@ -28,6 +28,9 @@ use crate::reader::{self, Region};
 
 /// Most slots that a sleeping reader thread waits for: by then a wake-up costs next to nothing.
 const WAKE_SLOTS_MAX: u32 = 8;
+/// What helps a process that may not start a thread.
+const MORE_THREADS: &str =
+    "give this process more memory or address space (ulimit -v), or allow more threads (ulimit -u, pids.max)";
 /// How long the end of a loader waits for its reader threads. One that a dead disk holds longer is left behind: it owns
 /// what it writes to, and ends when the disk answers.
 const STOP_MS: u64 = 3000;
@@ -152,7 +155,9 @@ impl Runner {
             };
             match thread.spawn(body) {
                 Ok(handle) => self.threads.push(handle),
-                Err(error) if number == 0 => return Err(Error::io("cannot start a reader thread", error)),
+                Err(error) if number == 0 => {
+                    return Err(Error::io("cannot start a reader thread", error).with_hint(MORE_THREADS));
+                }
                 Err(error) => self.shared.notice(&format!("fewer reader threads than asked for: {error}")),
             }
         }
@@ -280,10 +285,19 @@ fn level(ahead: u32) -> Level {
 }
 
 fn no_slab(error: SlabError) -> Error {
-    if let SlabError::Os { source, .. } = &error
-        && out_of_descriptors(source)
-    {
-        return Error::new(ErrorKind::Io, error.to_string()).with_hint(MORE_DESCRIPTORS).with_source(error);
+    if let SlabError::Os { call, source, .. } = &error {
+        let errno = source.raw_os_error();
+        if out_of_descriptors(source) {
+            return Error::new(ErrorKind::Io, error.to_string()).with_hint(MORE_DESCRIPTORS).with_source(error);
+        }
+        if matches!(errno, Some(libc::EPERM | libc::EACCES | libc::ENOSYS)) {
+            let text = format!("the system does not let this process make memory for batches, {error}");
+            let hint = format!("allow {call} in the sandbox that this runs in: the container's seccomp profile, say");
+            return Error::new(ErrorKind::Permission, text).with_hint(hint).with_source(error);
+        }
+        if errno != Some(libc::ENOMEM) {
+            return Error::new(ErrorKind::Io, error.to_string()).with_source(error);
+        }
     }
     Error::new(ErrorKind::NoSpace, error.to_string())
         .with_hint("lower the batch, chunk, pool or read_ahead_steps, or give this process more memory")
@@ -305,6 +319,15 @@ mod tests {
             assert!(
                 error.hint().unwrap().contains("open files") && error.report().contains("memfd_create"),
                 "{error:?}"
+        for errno in [Errno::EPERM, Errno::ENOSYS] {
+            let error = error(errno);
+            assert_eq!(
+                (error.kind(), error.report().contains("memfd_create")),
+                (ErrorKind::Permission, true),
+                "{error:?}"
+            );
+        }
+        assert_eq!(error(Errno::EIO).kind(), ErrorKind::Io);
             );
         }
         assert_eq!(error(Errno::ENOMEM).kind(), ErrorKind::NoSpace);
