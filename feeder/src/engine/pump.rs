@@ -161,8 +161,7 @@ impl<'a> Pump<'a> {
         Self::over(shared, |regions| {
             let mut log = |line: &str| shared.notice_once(line, line);
             let Settings { reader, direct, depth, .. } = shared.settings;
-            let reads = (depth * UNIT_READS).min(MAX_DEPTH);
-            Ok(reader::open_direct(reader, direct, reads, regions, &mut log)?)
+            Ok(reader::open_direct(reader, direct, reads_in_flight(depth), regions, &mut log)?)
         })
     }
 

@@ -11,7 +11,7 @@ use super::pump::Pump;
 use super::runner::Runner;
 use super::settings::Settings;
 use crate::error::{Error, Result};
-use crate::plan::{self, Share};
+use crate::plan;
 use crate::reader::{BlockReader, Region};
 
 /// Assembles `batches` batches with the reader that `open` makes, each taken and given back as soon as it is there. Returns
@@ -30,13 +30,6 @@ pub fn assemble(
         chunk: settings.chunk.unwrap_or(default.chunk),
         pool: settings.pool.unwrap_or(default.pool),
         ..default
-    };
-    let share = Share {
-        rank: settings.rank,
-        world: settings.world,
-        batch: settings.global_batch,
-        tail: settings.tail(),
-        drop_last: settings.drop_last,
     };
     let (mut runner, _alive) = Runner::prepare(dataset, &layout, &key, share, settings, Cursor { epoch: 0, n: 0 })?;
     let shared = runner.shared.clone();

@@ -190,9 +190,9 @@ pub fn open_direct(
     open_with(kind, direct, depth, regions, bounces, log)
 }
 
-/// Bytes of buffers that [`open_direct`] takes for each read in flight.
-pub(crate) fn bounce_bytes(direct: DirectReads) -> usize {
-    if direct == DirectReads::Off { 0 } else { bounces::LOAN_BYTES }
+/// Bytes of buffers that [`open_direct`] takes at most for `depth` reads in flight.
+pub(crate) fn bounce_bytes(direct: DirectReads, depth: usize) -> usize {
+    if direct == DirectReads::Off { 0 } else { Bounces::bytes(depth) }
 }
 
 /// As [`open_direct`] with these buffers, or without them.
