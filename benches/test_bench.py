@@ -118,6 +118,24 @@ def test_contestants_are_chosen_by_name() -> None:
         bench.choose(tiny, "torch*", peers=False)
 
 
+def test_what_is_wrong_is_refused_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`benches/run` asks first, with `--only-check`."""
+
+    def asked(*arguments: str) -> object:
+        monkeypatch.setattr("sys.argv", ["bench.py", *arguments, "--only-check"])
+        try:
+            bench.main()
+        except SystemExit as end:
+            return end.code
+        return None
+
+    assert asked("--workload", "tiny", "--rounds", "1") is None
+    assert asked("--help") == 0
+    assert asked("--workload", "Z") == asked("--rounds", "0") == asked("--rounds", "many") == 2
+    assert "cannot be run yet" in str(asked("--workload", "C"))
+    assert "no such contestant" in str(asked("--contestants", "nobody"))
+
+
 def test_samples_of_several_fields_are_checked(tmp_path: Path) -> None:
     """By field, or whole; one wrong field is enough."""
     raw = tmp_path / "samples.bin"
