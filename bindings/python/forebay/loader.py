@@ -91,10 +91,8 @@ class DataLoader:
         reader_threads: Threads that read; two where each rank here (LOCAL_WORLD_SIZE, else all) has two processors.
         depth: Units in flight for each of these threads, of a read or a few each.
         read_ahead_steps: Steps read ahead beyond those that the shuffle keeps open.
-        memory_limit_bytes: Most bytes of the slab that batches live in and, where cold data may be read past the page
-            cache, of the buffers for that, 6 MiB for each reader thread; by default half of what is available, for the
-            slab alone. With less than a shuffle wants, chunks are read more than once, in the same order; where the
-            buffers would take more than a quarter of it, there are none (`direct="off"`). A line in the log says so.
+        memory_limit_bytes: Most bytes of batches and of buffers to read cold data into (see README); half of what is
+            available by default. With less, chunks are read more than once, in the same order, and a log line says so.
         overflow_bytes: Most bytes of batches kept by the program beyond the slab's.
     """
 
