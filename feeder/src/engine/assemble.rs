@@ -276,6 +276,8 @@ impl Assembler {
             self.read_for_nothing(job, number, out);
         }
         job.reads_left = out.len() - first_read;
+        // Now, while the runs are in the cache: the reads will drive them out of it.
+        job.taken.count_rows();
         Ok(())
     }
 
@@ -466,10 +468,8 @@ impl Assembler {
         }
     }
 
-    /// Fails the steps that needed what could not be read, and counts everything as there. The caller then calls
-    /// [`Feed::done`].
-    pub(super) fn count(job: &mut Job, feed: &Feed) {
-        job.taken.count_rows();
+    /// Fails the steps that needed what could not be read. The caller then calls [`Feed::done`].
+    pub(super) fn fail_steps(job: &mut Job, feed: &Feed) {
         for (samples, failure) in job.failed.drain(..) {
             for span in &job.spans {
                 if span.index < samples.end && samples.start < span.index + u64::from(span.count) {
@@ -481,11 +481,12 @@ impl Assembler {
 
     /// Fails every step of a unit whose reads could not even be made.
     pub(super) fn give_up(job: &mut Job, error: &Error, feed: &Feed) {
+        job.taken.count_rows();
         job.spans.clear();
         job.spans.extend(job.taken.unit.runs.iter().cloned());
         job.failed.clear();
         job.failed.push((0..u64::MAX, Failure::of(error)));
-        Self::count(job, feed);
+        Self::fail_steps(job, feed);
     }
 }
 
