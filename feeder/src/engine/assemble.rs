@@ -113,12 +113,13 @@ impl Grouped {
     }
 }
 
-/// How many of `runs`, from the first on, end before sample `limit`, where they end and the rows they have.
-fn before(runs: &[Run], limit: u64) -> (usize, u64, usize) {
+/// How many of `runs`, from the first on, lie within `samples`, where they end and the rows they have.
+fn within(runs: &[Run], samples: &Range<u64>) -> (usize, u64, usize) {
     let (mut end, mut rows) = (0, 0);
     for (at, run) in runs.iter().enumerate() {
         let run_end = run.index + u64::from(run.count);
-        if run_end > limit {
+        // A row that repeats a sample may begin before its neighbour.
+        if run.index < samples.start || run_end > samples.end {
             return (at, end, rows);
         }
         end = run_end.max(end);
@@ -218,19 +219,19 @@ impl Assembler {
         let first_read = out.len();
         self.group.clear();
         job.chunk_first = job.taken.unit.runs.first().map_or(0, |run| run.index);
-        // The end of the block of the run before, in the same chunk.
-        let (mut cut, mut known_end, mut at) = (0, 0, 0);
+        // Where the block of the run before lies, in the same chunk.
+        let (mut cut, mut known, mut at) = (0, 0..0, 0);
         while at < job.taken.unit.runs.len() {
             if job.taken.unit.cuts.get(cut) == Some(&at) {
                 self.make_reads(job, number, out);
-                known_end = 0;
+                known = 0..0;
                 job.chunk_at += self.chunk_bytes;
                 job.chunk_first = job.taken.unit.runs[at].index;
                 cut += 1;
             }
             // Nearly all runs lie in that block too.
             let cut_at = job.taken.unit.cuts.get(cut).copied().unwrap_or(job.taken.unit.runs.len());
-            let (count, end, rows) = before(&job.taken.unit.runs[at..cut_at], known_end);
+            let (count, end, rows) = within(&job.taken.unit.runs[at..cut_at], &known);
             if let Some(last) = self.group.last_mut().filter(|_| count > 0) {
                 job.spans.extend_from_slice(&job.taken.unit.runs[at..at + count]);
                 last.add_all(count, end, rows);
@@ -248,7 +249,7 @@ impl Assembler {
                             Located::Block(block) => block,
                             Located::Lost { error, .. } if !job.check => return Err(error),
                             Located::Lost { end, error } => {
-                                known_end = 0;
+                                known = 0..0;
                                 self.make_reads(job, number, out);
                                 lose(job, &mut run, end, &error);
                                 continue;
@@ -261,8 +262,8 @@ impl Assembler {
                     self.group.push(Grouped::new(job.spans.len(), run.index, block.clone()));
                     self.block = Some(block);
                 }
-                known_end = self.block.as_ref().map_or(run.index, |block| block.end);
-                let count = u64::from(run.count).min(known_end - run.index) as u32;
+                known = self.block.as_ref().map_or(0..run.index, |block| block.first..block.end);
+                let count = u64::from(run.count).min(known.end - run.index) as u32;
                 let span = Run { count, ..run };
                 job.spans.push(span);
                 self.group.last_mut().into_iter().for_each(|last| last.add(&span));
