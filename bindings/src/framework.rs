@@ -82,22 +82,9 @@ fn torch<'py>(py: Python<'py>, data: &TensorData) -> PyResult<Bound<'py, PyAny>>
 /// As torch does it that has no functions for C.
 pub(crate) fn torch_by_capsule<'py>(py: Python<'py>, data: &TensorData) -> PyResult<Bound<'py, PyAny>> {
     static FROM_DLPACK: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    // What the public function does with a capsule is to call the one below it: that way round costs a fifth of a batch.
-    let names = [("torch._C", "_from_dlpack"), ("torch.utils.dlpack", "from_dlpack")];
-    let from_dlpack = FROM_DLPACK.get_or_try_init(py, || first_of(py, &names))?;
-    from_dlpack.bind(py).call1((data.versioned_capsule(py, false)?,))
-}
-
-/// The first of these attributes of modules that there is; the error is the last one's.
-fn first_of(py: Python<'_>, names: &[(&str, &str)]) -> PyResult<Py<PyAny>> {
-    let mut found = Err(PyImportError::new_err("no name to look for"));
-    for (module, name) in names {
-        found = py.import(*module).and_then(|module| module.getattr(*name)).map(Bound::unbind);
-        if found.is_ok() {
-            break;
-        }
-    }
-    found
+    // The public function takes a capsule as it is, which spares it three calls back into the tensor.
+    let from_dlpack = FROM_DLPACK.import(py, "torch.utils.dlpack", "from_dlpack")?;
+    from_dlpack.call1((data.versioned_capsule(py, false)?,))
 }
 
 fn numpy<'py>(py: Python<'py>, data: TensorData) -> PyResult<Bound<'py, PyAny>> {
@@ -122,20 +109,4 @@ fn numpy_bfloat16(py: Python<'_>) -> PyResult<Option<&Bound<'_, PyAny>>> {
         Err(error) => Err(error),
     })?;
     Ok(found.as_ref().map(|class| class.bind(py)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_first_name_that_there_is_counts_and_the_last_error_else() {
-        Python::initialize();
-        Python::attach(|py| {
-            let root = first_of(py, &[("math", "no_such"), ("no_such", "sqrt"), ("math", "sqrt"), ("math", "cos")]);
-            assert_eq!(root.unwrap().call1(py, (9.0,)).unwrap().extract::<f64>(py).unwrap(), 3.0);
-            let error = first_of(py, &[("math", "no_such"), ("no_such", "sqrt")]).unwrap_err();
-            assert!(error.is_instance_of::<PyImportError>(py), "{error}");
-        });
-    }
 }
