@@ -5,8 +5,7 @@
 //! pages, and copied out with stores that bypass the caches. That costs a tenth of the processor time of reading cold data
 //! through the page cache, and leaves the page cache as it is. Waiting reads that follow one another in a file are joined
 //! into one request as long as a buffer, which counts as one towards the depth: a disk gives more by few long ones. Each is
-//! still answered on its own. Of what has landed together one piece is copied at a time, and new reads get on their way
-//! before the next one: else the disk, which many machines hear of only once all is done, would rest meanwhile.
+//! still answered on its own. Pieces that land together are copied one by one, new reads first: the disk rests meanwhile else.
 //!
 //! Going past the cache is only ever a faster way: whatever goes wrong with a direct read, its end at a file's end
 //! included, the reads whose bytes it did not bring are made again, one by one, by the wrapped reader in the ordinary way,
@@ -117,7 +116,6 @@ pub(super) struct DirectReader {
     /// The work whose pieces are not all in flight yet.
     begun: Option<usize>,
     ready: Vec<Done>,
-    /// What the wrapped reader brought.
     landed: VecDeque<Done>,
     fetched: Vec<Done>,
     stats: ReaderStats,
@@ -452,9 +450,8 @@ impl BlockReader for DirectReader {
             let inside = self.inner.in_flight();
             if inside > 0 && (inside > before || self.landed.is_empty()) {
                 // One request may bring all that is missing.
-                let missing = done.len() + self.ready.len() < until;
-                let at_least = usize::from(missing && self.landed.is_empty());
-                let outcome = self.inner.wait(at_least, &mut self.fetched);
+                let missing = self.landed.is_empty() && done.len() + self.ready.len() < until;
+                let outcome = self.inner.wait(usize::from(missing), &mut self.fetched);
                 self.landed.extend(self.fetched.drain(..));
                 if outcome.is_err() {
                     while !self.landed.is_empty() {
