@@ -5,7 +5,7 @@
 //! pages, and copied out with stores that bypass the caches. That costs a tenth of the processor time of reading cold data
 //! through the page cache, and leaves the page cache as it is. Waiting reads that follow one another in a file are joined
 //! into one request as long as a buffer, which counts as one towards the depth: a disk gives more by few long ones. Each is
-//! still answered on its own.
+//! still answered on its own. Pieces that land together are copied one by one, new reads first: the disk rests meanwhile else.
 //!
 //! Going past the cache is only ever a faster way: whatever goes wrong with a direct read, its end at a file's end
 //! included, the reads whose bytes it did not bring are made again, one by one, by the wrapped reader in the ordinary way,
@@ -116,7 +116,8 @@ pub(super) struct DirectReader {
     /// The work whose pieces are not all in flight yet.
     begun: Option<usize>,
     ready: Vec<Done>,
-    landed: Vec<Done>,
+    landed: VecDeque<Done>,
+    fetched: Vec<Done>,
     stats: ReaderStats,
     /// Lines for the log, not yet taken.
     notices: VecDeque<Notice>,
@@ -152,7 +153,8 @@ impl DirectReader {
             queue: VecDeque::new(),
             begun: None,
             ready: Vec::new(),
-            landed: Vec::new(),
+            landed: VecDeque::new(),
+            fetched: Vec::new(),
             stats: ReaderStats::default(),
             notices: VecDeque::new(),
             greeting: Some(Notice { way: "direct", line }),
@@ -291,23 +293,16 @@ impl DirectReader {
         self.inner.submit(Read { file, offset: start, parts, token: BOUNCE_TOKEN | bounce as u64 });
     }
 
-    /// Takes what the wrapped reader brought.
+    /// Takes what the wrapped reader brought, up to a piece, which is copied.
     fn take_landed(&mut self) {
-        let mut landed = std::mem::take(&mut self.landed);
-        let copied = self.stats.copied_bytes;
-        for Done { read, result } in landed.drain(..) {
+        while let Some(Done { read, result }) = self.landed.pop_front() {
             if read.token & BOUNCE_TOKEN != 0 {
-                self.take_piece(read, result);
-            } else {
-                let number = read.token as usize;
-                self.idle.push(number);
-                self.finish(Read { token: self.works[number].token, ..read }, result);
+                return self.take_piece(read, result);
             }
+            let number = read.token as usize;
+            self.idle.push(number);
+            self.finish(Read { token: self.works[number].token, ..read }, result);
         }
-        if self.stats.copied_bytes > copied {
-            fence();
-        }
-        self.landed = landed;
     }
 
     fn take_piece(&mut self, read: Read, result: Result<(), ReadError>) {
@@ -330,6 +325,7 @@ impl DirectReader {
             self.notices.extend(self.greeting.take());
         }
         self.scatter(number, bounce, read.offset);
+        fence();
         self.bounces[bounce].parts = read.parts;
         self.memory.take_back(bounce, bytes);
         self.works[number].pieces_out -= 1;
@@ -449,18 +445,23 @@ impl BlockReader for DirectReader {
     fn wait(&mut self, at_least: usize, done: &mut Vec<Done>) -> Result<(), RingError> {
         let until = done.len() + at_least.min(self.in_flight());
         loop {
+            let before = self.inner.in_flight();
             self.start();
             let inside = self.inner.in_flight();
-            if inside > 0 {
+            if inside > 0 && (inside > before || self.landed.is_empty()) {
                 // One request may bring all that is missing.
-                let missing = until.saturating_sub(done.len() + self.ready.len());
-                let outcome = self.inner.wait(missing.min(1), &mut self.landed);
-                self.take_landed();
+                let missing = self.landed.is_empty() && done.len() + self.ready.len() < until;
+                let outcome = self.inner.wait(usize::from(missing), &mut self.fetched);
+                self.landed.extend(self.fetched.drain(..));
                 if outcome.is_err() {
+                    while !self.landed.is_empty() {
+                        self.take_landed();
+                    }
                     done.append(&mut self.ready);
                     return outcome;
                 }
             }
+            self.take_landed();
             done.append(&mut self.ready);
             if done.len() >= until {
                 return Ok(());

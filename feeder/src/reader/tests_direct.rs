@@ -1,6 +1,7 @@
 //! The suite over direct reads on a real file system, with every fallback; and what only they do.
 
 use std::io::Write;
+use std::sync::Mutex;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -309,6 +310,77 @@ fn joined_reads_that_are_cancelled_come_back_once_each() {
     assert!(done.iter().all(|done| matches!(done.result, Err(ReadError::Cancelled))));
     // And the reader goes on.
     assert!(one(&mut reader, read(&file, 0, vec![Part { region: 0, at: 0, bytes: 8192 }])).result.is_ok());
+}
+
+/// A reader that lands all at once, and tells for each wait how many it was to wait for and how many reads it then had.
+struct Told {
+    inner: ScriptedReader,
+    waits: Arc<Mutex<Vec<(usize, usize)>>>,
+}
+
+impl BlockReader for Told {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn depth(&self) -> usize {
+        self.inner.depth()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.inner.in_flight()
+    }
+
+    fn submit(&mut self, read: Read) {
+        self.inner.submit(read);
+    }
+
+    fn wait(&mut self, at_least: usize, done: &mut Vec<Done>) -> Result<(), RingError> {
+        self.waits.lock().unwrap().push((at_least, self.inner.in_flight()));
+        self.inner.wait(at_least, done)
+    }
+
+    fn cancel(&mut self) {
+        self.inner.cancel();
+    }
+
+    fn stats(&self) -> ReaderStats {
+        self.inner.stats()
+    }
+}
+
+#[test]
+fn new_reads_get_on_their_way_before_the_next_of_those_landed_is_copied() {
+    if !disk_has_direct_reads() {
+        return;
+    }
+    let data = contents(8 << 16);
+    let (file, _) = final_file(&data);
+    let (waits, memory) = (Arc::new(Mutex::new(Vec::new())), regions(1, data.len()));
+    let told = |depth, regions| -> Box<dyn BlockReader> {
+        Box::new(Told { inner: ScriptedReader::new(depth, regions, Script::default()), waits: waits.clone() })
+    };
+    let setup = Setup { ask: COLD, ..Setup::default() };
+    let mut reader = reader_over(told, DirectReads::On, setup, 8, memory.clone());
+    // Too far from one another to be joined.
+    let far = |token: u64| {
+        let offset = token << 16;
+        Read { token, ..read(&file, offset, vec![Part { region: 0, at: offset as usize, bytes: 4096 }]) }
+    };
+    let mut done = Vec::new();
+    (0..3).for_each(|token| reader.submit(far(token)));
+    for copied in 1..=3 {
+        reader.wait(1, &mut done).unwrap();
+        assert_eq!((done.len(), reader.stats().copied_bytes), (copied, 4096 * copied as u64));
+        if copied < 3 {
+            reader.submit(far(2 + copied as u64));
+        }
+    }
+    reader.wait(2, &mut done).unwrap();
+    assert_eq!((done.len(), reader.in_flight()), (5, 0));
+    done.iter().for_each(|done| assert_landed(&memory, &done.read, &data));
+    // Three at once, which are waited for; then each new one on its own, not waited for while others have landed.
+    assert_eq!(*waits.lock().unwrap(), [(1, 3), (0, 1), (0, 1)]);
 }
 
 #[test]
