@@ -4,7 +4,8 @@
 //! runs of neighbours as long) are read straight into place; smaller ones go through a scratch that stays in L2 and are
 //! copied out with non-temporal stores: narrow ones put together in runs where a unit brings whole pools ([`gathers`]), else
 //! as words of their own ([`scatters`]). Short gaps (headers, padding, other ranks' rows) land in a junk buffer rather
-//! than cost a read. A unit that is to be checked is read through the scratch, widened to whole checksummed pieces. Extents
+//! than cost a read. What is to be checked is read through the scratch, widened to whole checksummed pieces: all, or of what is
+//! read one block's part in [`Checksum::SAMPLE`], so that no unit takes much longer than others. Extents
 //! that lie in one block are read together, column after column, however small they are. What is stored under another
 //! schema than it is read under takes the turns of [`evolve`].
 //! In steady state nothing is allocated: jobs, reads and their lists are used again.
@@ -26,6 +27,7 @@ use super::gathers::Gathers;
 use super::layout::{SCRATCH_ALIGN_BYTES, SlotLayout};
 use super::reads::{Reads, token};
 use super::scatters::{CopyOut, Scatters};
+use super::settings::Checksum;
 use crate::error::{Error, Result};
 use crate::log::{PAGE_BYTES, PIECE_BYTES};
 use crate::plan::Run;
@@ -51,8 +53,9 @@ pub(super) const JUNK: u32 = 2;
 #[derive(Default)]
 pub(super) struct Job {
     pub(super) taken: Taken,
-    /// Whether everything read is compared with its checksums.
-    pub(super) check: bool,
+    /// Whether the part whose reads are made is compared with its checksums, and how many bytes of the unit are.
+    check: bool,
+    pub(super) checked_bytes: u64,
     /// First byte of this job's part of the scratch, and how much of it checked pieces use.
     scratch: usize,
     scratch_used: usize,
@@ -115,6 +118,8 @@ pub(super) struct UnitSize {
     pub(super) samples: u32,
     /// Most chunks of a unit.
     pub(super) chunks: u32,
+    /// Most samples of a part that is checked by itself; 0 where all parts are, or none.
+    pub(super) part: u32,
 }
 
 /// See the module. One per reader thread.
@@ -124,6 +129,11 @@ pub(super) struct Assembler {
     slab: Region,
     scratch: Region,
     scratch_bytes: usize,
+    /// Where checked pieces begin in a job's part of it: at its front, or behind the places of what is not checked.
+    checks_at: usize,
+    checksum: Checksum,
+    /// Parts of blocks read so far.
+    parts: u64,
     /// Where columns have their places in a chunk's part of the scratch, and the bytes of it.
     places: Vec<usize>,
     chunk_bytes: usize,
@@ -142,10 +152,12 @@ pub(super) struct Assembler {
 }
 
 impl Assembler {
-    /// Bytes of scratch that one job needs: its small rows, or everything widened to whole pieces.
+    /// Bytes of scratch that one job needs: its small rows, or everything widened to whole pieces; or the one and a part of
+    /// the other.
     pub(super) fn scratch_bytes(layout: &SlotLayout, unit: UnitSize) -> usize {
-        let (_, chunk_bytes) = layout.scratch(unit.samples);
-        (chunk_bytes * unit.chunks as usize + layout.columns.len() * 2 * PIECE_BYTES).next_multiple_of(4096)
+        let ((_, chunk_bytes), (_, part_bytes)) = (layout.scratch(unit.samples), layout.scratch(unit.part));
+        let widened_bytes = part_bytes + layout.columns.len() * 2 * PIECE_BYTES;
+        (chunk_bytes * unit.chunks as usize + widened_bytes).next_multiple_of(4096)
     }
 
     pub(super) fn new(
@@ -154,6 +166,7 @@ impl Assembler {
         slab: Region,
         scratch: Region,
         unit: UnitSize,
+        checksum: Checksum,
     ) -> Self {
         let (scratch_bytes, (places, chunk_bytes)) = (Self::scratch_bytes(&layout, unit), layout.scratch(unit.samples));
         Self {
@@ -162,6 +175,9 @@ impl Assembler {
             slab,
             scratch,
             scratch_bytes,
+            checks_at: if unit.part == 0 { 0 } else { chunk_bytes * unit.chunks as usize },
+            checksum,
+            parts: 0,
             places,
             chunk_bytes,
             block: None,
@@ -185,7 +201,8 @@ impl Assembler {
     /// The reads that bring the unit of `job`, the `number`th of this thread, appended to `out`.
     pub(super) fn build(&mut self, job: &mut Job, number: usize, out: &mut Vec<Read>) -> Result<()> {
         job.scratch = number * self.scratch_bytes;
-        job.scratch_used = 0;
+        job.scratch_used = self.checks_at;
+        job.checked_bytes = 0;
         job.chunk_at = job.scratch;
         job.reads.clear();
         job.spans.clear();
@@ -223,7 +240,7 @@ impl Assembler {
                         Some(block) => block,
                         None => match self.blocks.locate(run.index)? {
                             Located::Block(block) => block,
-                            Located::Lost { error, .. } if !job.check => return Err(error),
+                            Located::Lost { error, .. } if self.checksum != Checksum::Always => return Err(error),
                             Located::Lost { end, error } => {
                                 known = 0..0;
                                 self.make_reads(job, number, out);
@@ -274,6 +291,12 @@ impl Assembler {
         }
         if let Some(first) = group.first() {
             self.columns_at.find(first.block.segment.schema(), first.block.block.rows);
+            job.check = match self.checksum {
+                Checksum::Always => true,
+                Checksum::Sampled => self.parts.is_multiple_of(Checksum::SAMPLE),
+                Checksum::Off => false,
+            };
+            self.parts += 1;
         }
         for at in 0..self.layout.by_file.len() {
             let column = self.layout.by_file[at];
@@ -326,6 +349,7 @@ impl Assembler {
         if job.check {
             start = start / PIECE_BYTES * PIECE_BYTES;
             end = end.next_multiple_of(PIECE_BYTES).min(block.block.rows as usize * bytes);
+            job.checked_bytes += (end - start) as u64;
             if job.scratch_used + (end - start) > self.scratch_bytes {
                 return job.apart.push(Apart { column, stored, block: block.clone(), spans });
             }

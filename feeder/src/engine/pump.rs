@@ -19,7 +19,7 @@ use super::dataset::Sample;
 use super::feed::{Failure, Feed, Incident, Take};
 use super::layout::SlotLayout;
 use super::reads::parse_token;
-use super::settings::{Checksum, OnBadRecord, Settings};
+use super::settings::{OnBadRecord, Settings};
 use crate::error::{Error, ErrorKind, Result};
 use crate::reader::{self, BlockReader, Done, MAX_DEPTH, Read, ReaderStats, Region};
 
@@ -39,6 +39,7 @@ pub(super) struct Counts {
     pub(super) syscalls: AtomicU64,
     pub(super) units: AtomicU64,
     pub(super) checked_units: AtomicU64,
+    pub(super) checked_bytes: AtomicU64,
 }
 
 /// The same of one thread, since it last added them.
@@ -50,6 +51,7 @@ struct Tally {
     syscalls: u64,
     units: u64,
     checked_units: u64,
+    checked_bytes: u64,
 }
 
 impl Counts {
@@ -62,6 +64,7 @@ impl Counts {
             (&self.syscalls, tally.syscalls),
             (&self.units, tally.units),
             (&self.checked_units, tally.checked_units),
+            (&self.checked_bytes, tally.checked_bytes),
         ] {
             if more > 0 {
                 count.fetch_add(more, Ordering::Relaxed);
@@ -130,7 +133,6 @@ pub(super) struct Pump<'a> {
     done: Vec<Done>,
     /// Jobs whose units are to be given back.
     finished: Vec<usize>,
-    units: u64,
     /// What this thread has counted since it last told the others.
     tally: Tally,
     /// The reader's counts as told so far.
@@ -168,7 +170,8 @@ impl<'a> Pump<'a> {
         let regions = vec![shared.slab.clone(), scratch.clone(), junk];
         let reader = open(regions)?;
         let (dataset, layout) = (shared.dataset.clone(), shared.layout.clone());
-        let assembler = Assembler::new(dataset, layout, shared.slab.clone(), scratch, shared.unit);
+        let (slab, checksum) = (shared.slab.clone(), shared.settings.checksum);
+        let assembler = Assembler::new(dataset, layout, slab, scratch, shared.unit, checksum);
         let jobs = (0..count).map(|_| Job::default()).collect();
         let idle = (0..count).rev().collect();
         Ok(Self {
@@ -180,7 +183,6 @@ impl<'a> Pump<'a> {
             reads: vec![],
             done: vec![],
             finished: vec![],
-            units: 0,
             tally: Tally::default(),
             told: ReaderStats::default(),
             orders: 0,
@@ -229,19 +231,14 @@ impl<'a> Pump<'a> {
             if take != Take::Unit {
                 return Ok(take);
             }
-            job.check = match self.shared.settings.checksum {
-                Checksum::Always => true,
-                Checksum::Sampled => self.units.is_multiple_of(Checksum::SAMPLE),
-                Checksum::Off => false,
-            };
             if self.epoch.replace(job.taken.epoch) != Some(job.taken.epoch) {
                 let Shared { data_bytes, available_bytes, .. } = *self.shared;
                 self.reader.keep_in_cache(keeps_in_cache(job.taken.epoch, data_bytes, available_bytes));
             }
-            self.units += 1;
-            self.tally.units += 1;
-            self.tally.checked_units += u64::from(job.check);
             let built = self.assembler.build(job, number, &mut self.reads);
+            self.tally.units += 1;
+            self.tally.checked_units += u64::from(job.checked_bytes > 0);
+            self.tally.checked_bytes += job.checked_bytes;
             if built.is_err() || job.reads_left == 0 {
                 match built {
                     Err(error) => {

@@ -20,7 +20,7 @@ use super::budget::{self, Limit, Want};
 use super::feed::{Course, Feed};
 use super::layout::SlotLayout;
 use super::pump::{Counts, Shared, run};
-use super::settings::Settings;
+use super::settings::{Checksum, Settings};
 use super::stats::Stats;
 use crate::error::{Error, ErrorKind, MORE_DESCRIPTORS, Result, out_of_descriptors};
 use crate::plan::Share;
@@ -82,10 +82,12 @@ impl Runner {
     ) -> Result<(Self, Sender<()>)> {
         let in_order_samples = dataset.in_order_rows();
         let ends: Arc<[u64]> = dataset.line().ends().into();
-        let unit = match key.shuffle {
-            true => UnitSize { samples: key.chunk, chunks: layout.chunks_together(key.chunk, key.pool) },
-            false => UnitSize { samples: in_order_samples, chunks: 1 },
+        let (samples, chunks, part) = match key.shuffle {
+            true => (key.chunk, layout.chunks_together(key.chunk, key.pool), key.chunk),
+            false => (in_order_samples, 1, dataset.block_rows().min(in_order_samples)),
         };
+        let part = if settings.checksum == Checksum::Sampled { part } else { 0 };
+        let unit = UnitSize { samples, chunks, part };
         let (stretch_steps, chunks_together) = (u64::MAX, unit.chunks);
         let course = Course { key: key.clone(), ends, share, in_order_samples, chunks_together, stretch_steps };
         let want = Want::of(&course.schedule(Cursor { epoch: 0, n: 0 })?, settings);
@@ -244,6 +246,7 @@ impl Runner {
             syscalls: totals.syscalls + read(&counts.syscalls),
             units: totals.units + read(&counts.units),
             checked_units: totals.checked_units + read(&counts.checked_units),
+            checked_bytes: totals.checked_bytes + read(&counts.checked_bytes),
             lock_waits: totals.lock_waits + self.shared.feed.lock_waits(),
             ..totals
         }
