@@ -8,10 +8,12 @@ use std::sync::Arc;
 use arrow_buffer::Buffer;
 use corpus::{WAIT, bytes, checked_ids, compare, expected, ids, name, next, rows, topic};
 use cursorstore::{Cursor, PlanKey, State};
-use feeder::engine::{Checksum, Loader, OnBadRecord, Settings, Step};
+use feeder::engine::testing::growth;
+use feeder::engine::{Checksum, Dataset, Loader, OnBadRecord, Settings, Step};
 use feeder::log::{Root, Topic, TopicOptions, WriterOptions};
 use feeder::plan::{Line, Tail};
 use feeder::reader::ReaderKind;
+use feeder::reader::testing::{Script, ScriptedReader};
 use feeder::{ErrorKind, Rows, Schema};
 
 fn settings() -> Settings {
@@ -524,6 +526,26 @@ fn sampled_checks_compare_single_blocks_of_units_and_the_same_share_of_the_data(
     }
     let error = loader.poll_next(WAIT).err().expect("the damage was not seen");
     assert!(error.kind() == ErrorKind::Corrupt && error.to_string().contains("block="), "{error}");
+}
+
+#[test]
+fn in_order_the_first_batch_waits_for_its_own_memory_and_not_for_the_slab_s() {
+    let (width, portion) = (65_536, 2 << 20); // a batch of 16 is a portion of the slab
+    let folder = tempfile::tempdir().unwrap();
+    topic(folder.path(), &[256], width, 256 << 10, 256);
+    let dataset = Arc::new(Dataset::all_of(folder.path(), &name()).unwrap());
+    for shuffle in [false, true] {
+        let (lanes, chunk, pool, read_ahead_steps) = (Some(4), Some(2), Some(2), Some(6));
+        let settings = Settings { shuffle, global_batch: 16, lanes, chunk, pool, read_ahead_steps, ..settings() };
+        let [first, last, whole] =
+            growth(&dataset, &settings, |regions| Box::new(ScriptedReader::new(8, regions, Script::default())))
+                .unwrap();
+        assert!(whole > 10 * portion, "whole={whole}");
+        assert_eq!(last, whole, "read ahead as far as memory reaches, shuffle={shuffle}");
+        assert!(first < whole, "shuffle={shuffle} first={first} whole={whole}");
+        // The header, and a slot that is not on the borders of portions.
+        assert!(shuffle || first <= 2 * portion, "first={first}");
+    }
 }
 
 /// Overwrites a byte of the header of the block that holds sample `id`; of its segment's footer as well if asked to.

@@ -20,11 +20,11 @@ use super::Dataset;
 use super::apart::{self, Apart};
 use super::bad::{BadSample, bad_rows};
 use super::blocks::{BlockSpan, Blocks, ColumnsAt, Located};
-use super::checks::{Check, Checker};
+use super::checks::{Check, Checker, Sampler};
 use super::evolve::{self, DefaultRows, Widener};
 use super::feed::{Failure, Feed, Taken};
 use super::gathers::Gathers;
-use super::layout::{SCRATCH_ALIGN_BYTES, SlotLayout};
+use super::layout::{SCRATCH_ALIGN_BYTES, SlotLayout, UnitSize};
 use super::reads::{Reads, token};
 use super::scatters::{CopyOut, Scatters};
 use super::settings::Checksum;
@@ -111,17 +111,6 @@ impl Grouped {
     }
 }
 
-/// How large units are.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct UnitSize {
-    /// Most samples of a chunk or piece.
-    pub(super) samples: u32,
-    /// Most chunks of a unit.
-    pub(super) chunks: u32,
-    /// Most samples of a part that is checked by itself; 0 where all parts are, or none.
-    pub(super) part: u32,
-}
-
 /// See the module. One per reader thread.
 pub(super) struct Assembler {
     blocks: Blocks,
@@ -131,9 +120,7 @@ pub(super) struct Assembler {
     scratch_bytes: usize,
     /// Where checked pieces begin in a job's part of it: at its front, or behind the places of what is not checked.
     checks_at: usize,
-    checksum: Checksum,
-    /// Parts of blocks read so far.
-    parts: u64,
+    sampler: Sampler,
     /// Where columns have their places in a chunk's part of the scratch, and the bytes of it.
     places: Vec<usize>,
     chunk_bytes: usize,
@@ -176,8 +163,7 @@ impl Assembler {
             scratch,
             scratch_bytes,
             checks_at: if unit.part == 0 { 0 } else { chunk_bytes * unit.chunks as usize },
-            checksum,
-            parts: 0,
+            sampler: Sampler::new(checksum),
             places,
             chunk_bytes,
             block: None,
@@ -240,7 +226,7 @@ impl Assembler {
                         Some(block) => block,
                         None => match self.blocks.locate(run.index)? {
                             Located::Block(block) => block,
-                            Located::Lost { error, .. } if self.checksum != Checksum::Always => return Err(error),
+                            Located::Lost { error, .. } if !self.sampler.takes_all() => return Err(error),
                             Located::Lost { end, error } => {
                                 known = 0..0;
                                 self.make_reads(job, number, out);
@@ -291,12 +277,7 @@ impl Assembler {
         }
         if let Some(first) = group.first() {
             self.columns_at.find(first.block.segment.schema(), first.block.block.rows);
-            job.check = match self.checksum {
-                Checksum::Always => true,
-                Checksum::Sampled => self.parts.is_multiple_of(Checksum::SAMPLE),
-                Checksum::Off => false,
-            };
-            self.parts += 1;
+            job.check = self.sampler.next();
         }
         for at in 0..self.layout.by_file.len() {
             let column = self.layout.by_file[at];

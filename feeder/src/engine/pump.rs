@@ -9,16 +9,17 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use slab::{FreeWaiter, Level};
+use slab::{FreeWaiter, Level, Slab};
 
 use super::Dataset;
-use super::assemble::{Assembler, JUNK_BYTES, Job, UnitSize, place_of, seq_of};
+use super::assemble::{Assembler, JUNK_BYTES, Job, place_of, seq_of};
 use super::bad::BadSample;
 use super::budget::keeps_in_cache;
 use super::dataset::Sample;
 use super::feed::{Failure, Feed, Incident, Take};
-use super::layout::SlotLayout;
+use super::layout::{SlotLayout, UnitSize};
 use super::reads::parse_token;
+use super::runner::no_slab;
 use super::settings::{OnBadRecord, Settings};
 use crate::error::{Error, ErrorKind, Result};
 use crate::reader::{self, BlockReader, Done, MAX_DEPTH, Read, ReaderStats, Region};
@@ -84,6 +85,7 @@ pub(super) struct Shared {
     /// Held by the thread that waits: one at a time may.
     pub(super) turn: Mutex<()>,
     pub(super) slab: Region,
+    pub(super) memory: Slab,
     pub(super) settings: Settings,
     pub(super) unit: UnitSize,
     /// What an epoch reads, over all ranks, and the memory that there was.
@@ -221,13 +223,17 @@ impl<'a> Pump<'a> {
         Ok(busy)
     }
 
-    /// Takes units until every job is in use or the feed has none to give.
+    /// Takes units until every job is in use or the feed has none to give. Where it is slots that lack, and nothing else is to
+    /// be done, the slab grows first, until it is whole.
     fn fill(&mut self) -> Result<Take> {
         let feed = &self.shared.feed;
         while let Some(&number) = self.idle.last() {
             let job = &mut self.jobs[number];
             self.orders = feed.orders();
             let take = feed.take(&mut job.taken)?;
+            if take == Take::NoRoom && self.reader.in_flight() == 0 && self.shared.memory.grow().map_err(no_slab)? {
+                continue;
+            }
             if take != Take::Unit {
                 return Ok(take);
             }

@@ -14,11 +14,11 @@ use cursorstore::{Cursor, PlanKey};
 use slab::{Filled, Level, Shape, Slab, SlabError, Taken as SlabTaken, Taker};
 
 use super::Dataset;
-use super::assemble::{Assembler, UnitSize};
+use super::assemble::Assembler;
 use super::batch::{MASK, shape_of};
 use super::budget::{self, Limit, Want};
 use super::feed::{Course, Feed};
-use super::layout::SlotLayout;
+use super::layout::{SlotLayout, UnitSize};
 use super::pump::{Counts, Shared, run};
 use super::settings::{Checksum, Settings};
 use super::stats::Stats;
@@ -99,7 +99,8 @@ impl Runner {
         let (threads, depth) = budget::reading(settings.threads(), settings.depth, read_bytes, available);
         let notices = budget::notices(short, settings, (threads, depth), available);
         let course = Course { stretch_steps: slots.stretch, ..course };
-        let slab = Slab::create(Shape { slots: slots.count, slot_bytes: layout.slot_bytes }).map_err(no_slab)?;
+        let slab =
+            Slab::create_growing(Shape { slots: slots.count, slot_bytes: layout.slot_bytes }).map_err(no_slab)?;
         let slot_bytes = slab.shape().slot_bytes;
         let rows = settings.rank_batch() as usize;
         let shapes = layout.columns.iter().map(|placed| shape_of(rows, &placed.column)).collect();
@@ -115,6 +116,7 @@ impl Runner {
             level: level(slots.ahead),
             turn: Mutex::default(),
             slab: Region::of_slab(&slab),
+            memory: slab.clone(),
             settings: Settings { reader_threads: Some(threads), depth, ..settings.clone() },
             unit,
             data_bytes,
@@ -283,7 +285,8 @@ fn level(ahead: u32) -> Level {
     Level { returned: (ahead / 4).clamp(1, WAKE_SLOTS_MAX), ready: ahead / 4 }
 }
 
-fn no_slab(error: SlabError) -> Error {
+/// The error of a slab that cannot be made, or not be made whole.
+pub(super) fn no_slab(error: SlabError) -> Error {
     if let SlabError::Os { source, .. } = &error
         && out_of_descriptors(source)
     {

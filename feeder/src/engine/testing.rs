@@ -2,6 +2,7 @@
 //! time.
 
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 
 use cursorstore::{Cursor, PlanKey};
 
@@ -21,6 +22,40 @@ pub fn assemble(
     batches: u64,
     open: impl FnOnce(Vec<Region>) -> Box<dyn BlockReader>,
 ) -> Result<()> {
+    let (mut runner, _alive) = prepare(dataset, settings)?;
+    let shared = runner.shared.clone();
+    let mut pump = Pump::over(&shared, |regions| Ok(open(regions)))?;
+    for batch in 0..batches {
+        let filled = loop {
+            match runner.taker.try_take() {
+                Some(filled) => break filled,
+                None if pump.turn()? => {}
+                None => return Err(Error::invalid(format!("nothing is left to do and no batch came: batch={batch}"))),
+            }
+        };
+        drop(runner.taker.lease(filled.slot));
+    }
+    Ok(())
+}
+
+/// Bytes of the slab that were present when the first batch was there, and when nothing more could be read ahead, and all of
+/// them. The reader is the one that `open` makes.
+pub fn growth(
+    dataset: &Arc<Dataset>,
+    settings: &Settings,
+    open: impl FnOnce(Vec<Region>) -> Box<dyn BlockReader>,
+) -> Result<[usize; 3]> {
+    let (runner, _alive) = prepare(dataset, settings)?;
+    let shared = runner.shared.clone();
+    let mut pump = Pump::over(&shared, |regions| Ok(open(regions)))?;
+    while runner.taker.ready_slots() == 0 && pump.turn()? {}
+    let first = runner.slab.present_bytes();
+    while pump.turn()? {}
+    Ok([first, runner.slab.present_bytes(), runner.slab.bytes()])
+}
+
+/// A runner without threads at the line's beginning; with what they would hold.
+fn prepare(dataset: &Arc<Dataset>, settings: &Settings) -> Result<(Runner, Sender<()>)> {
     let layout = SlotLayout::new(dataset.schema(), settings.columns.as_deref(), settings.rank_batch())?;
     let (rows, total) = (dataset.schema().row_bytes() as u64, dataset.line().total());
     let default = plan::default_key(rows, total, settings.world, settings.shuffle, settings.seed);
@@ -37,18 +72,5 @@ pub fn assemble(
         tail: settings.tail(),
         drop_last: settings.drop_last,
     };
-    let (mut runner, _alive) = Runner::prepare(dataset, &layout, &key, share, settings, Cursor { epoch: 0, n: 0 })?;
-    let shared = runner.shared.clone();
-    let mut pump = Pump::over(&shared, |regions| Ok(open(regions)))?;
-    for batch in 0..batches {
-        let filled = loop {
-            match runner.taker.try_take() {
-                Some(filled) => break filled,
-                None if pump.turn()? => {}
-                None => return Err(Error::invalid(format!("nothing is left to do and no batch came: batch={batch}"))),
-            }
-        };
-        drop(runner.taker.lease(filled.slot));
-    }
-    Ok(())
+    Runner::prepare(dataset, &layout, &key, share, settings, Cursor { epoch: 0, n: 0 })
 }

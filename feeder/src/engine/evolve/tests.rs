@@ -9,9 +9,9 @@ use slab::{Shape, Slab};
 
 use crate::engine::Checksum;
 use crate::engine::Dataset;
-use crate::engine::assemble::{Assembler, JUNK_BYTES, Job, UnitSize};
+use crate::engine::assemble::{Assembler, JUNK_BYTES, Job};
 use crate::engine::feed::{CODE_FAILED, Course, Feed, Take};
-use crate::engine::layout::SlotLayout;
+use crate::engine::layout::{SlotLayout, UnitSize};
 use crate::engine::reads::parse_token;
 use crate::log::{Root, TopicOptions, WriterOptions};
 use crate::plan::{self, Line, PlanKey, Share, Tail};
