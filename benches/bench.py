@@ -52,14 +52,27 @@ def choose(workload: Workload, patterns: str | None, peers: bool) -> list[Limit 
     return chosen
 
 
+def _count(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"at least 1: {number}")
+    return number
+
+
 def _options() -> argparse.Namespace:
     target = REPOSITORY / "target" / "benches"
-    parser = argparse.ArgumentParser(prog="benches/run", description=__doc__.split("\n")[0])
-    parser.add_argument("--workload", choices=[*WORKLOADS, *LATER], default="A")
+    about = (
+        f"{__doc__.split(chr(10))[0]} Workloads: {', '.join(WORKLOADS)}; those that begin with tiny only try it out."
+    )
+    parser = argparse.ArgumentParser(
+        prog="benches/run", description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument(
+        "--workload", choices=[*WORKLOADS, *LATER], default="A", metavar="NAME", help="what is read, see the README"
+    )
     parser.add_argument("--peers", action="store_true", help="measure other loaders as well")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=_count, default=5, help="times that every contestant is run")
     parser.add_argument("--seconds", type=float, default=1.0, help="each run takes whole epochs of at least so long")
-    parser.add_argument("--contestants", help="names or patterns, separated by commas; the usual ones by default")
+    parser.add_argument("--contestants", metavar="NAMES", help="names or patterns, by commas; else the usual ones")
     parser.add_argument("--patience", type=float, default=5.0, help="most seconds to wait for a quiet machine per run")
     parser.add_argument("--retries", type=int, default=2, help="most repetitions of a run that others disturbed")
     parser.add_argument("--cap", type=float, default=6.0, help="seconds after which a peer's run is cut off")
@@ -69,11 +82,12 @@ def _options() -> argparse.Namespace:
         default=1e9,
         help="peers get the samples that fit into so many bytes: each of their formats takes that much disk",
     )
-    parser.add_argument("--peer-workers", type=int, help="workers of all peers, instead of those they are fastest with")
+    parser.add_argument("--peer-workers", type=int, metavar="N", help="workers of all peers; else what is fastest")
     parser.add_argument("--no-counts", action="store_true", help="leave out allocations and system calls")
     parser.add_argument("--data", type=Path, default=target, help="folder for data and results")
-    parser.add_argument("--out", type=Path, help="JSON lines; results-WORKLOAD.jsonl in that folder by default")
+    parser.add_argument("--out", type=Path, help="JSON lines; else results-WORKLOAD.jsonl in that folder")
     parser.add_argument("--tools", type=Path, default=target, help=argparse.SUPPRESS)
+    parser.add_argument("--only-check", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.workload in LATER:
         raise SystemExit(f"error: workload {options.workload} cannot be run yet: {LATER[options.workload]}")
@@ -108,6 +122,8 @@ def main() -> None:
     options = _options()
     workload = WORKLOADS[options.workload]
     chosen = choose(workload, options.contestants, options.peers)
+    if options.only_check:
+        return
     say(f"data of workload {workload.name}: {workload.epoch_bytes / 1e6:.0f} MB in {options.data}")
     forebay = Path(sys.executable).with_name("forebay")
     data, about = prepare(workload, options.data / (workload.data or workload.name), forebay, _build())

@@ -155,7 +155,7 @@ class Bench:
         while len(runs) <= self.options.retries:
             self.settle(contestant)
             result = self.limit(contestant) if isinstance(contestant, Limit) else self.loop(contestant)
-            runs.append({**result, "others": result["others_s"] / result["whole_s"]})
+            runs.append({**result, "others": max(0.0, result["others_s"] / result["whole_s"])})
             if runs[-1]["others"] <= QUIET:
                 break
         return {**min(runs, key=lambda run: float(run["others"])), "tries": len(runs)}

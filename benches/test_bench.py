@@ -118,6 +118,24 @@ def test_contestants_are_chosen_by_name() -> None:
         bench.choose(tiny, "torch*", peers=False)
 
 
+def test_what_is_wrong_is_refused_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`benches/run` asks first, with `--only-check`."""
+
+    def asked(*arguments: str) -> object:
+        monkeypatch.setattr("sys.argv", ["bench.py", *arguments, "--only-check"])
+        try:
+            bench.main()
+        except SystemExit as end:
+            return end.code
+        return None
+
+    assert asked("--workload", "tiny", "--rounds", "1") is None
+    assert asked("--help") == 0
+    assert asked("--workload", "Z") == asked("--rounds", "0") == asked("--rounds", "many") == 2
+    assert "cannot be run yet" in str(asked("--workload", "C"))
+    assert "no such contestant" in str(asked("--contestants", "nobody"))
+
+
 def test_samples_of_several_fields_are_checked(tmp_path: Path) -> None:
     """By field, or whole; one wrong field is enough."""
     raw = tmp_path / "samples.bin"
@@ -232,10 +250,17 @@ def test_tables_compare_with_peers() -> None:
     seconds = {RING: 0.5, "forebay_shuffled": 1.0, "nodes_batches_shuffled": 5.0, "torch_batches_shuffled": 2.0}
     runs = [_run_of(name, 0, s) for name, s in (seconds | {"litdata_shuffled": 40.0}).items()]
     skipped = {"kind": "skipped", "contestant": "dali", "reason": "because"}
-    text = report.tables([{"kind": "machine", **about}, {"kind": "data", **data}, *runs, skipped])
+    machine_row = {"kind": "machine", **about}
+    text = report.tables([machine_row, {"kind": "data", **data}, *runs, skipped])
     assert "| shuffled, to the fastest peer that resumes (`nodes_batches_shuffled`) | ≥ 4 x | 5.0 x |" in text
     assert "| shuffled, to LitData (`litdata_shuffled`) | ≥ 30 x | 40.0 x |" in text
     assert "- `dali`: because" in text
+    assert "batches of 4. 1 round on" in text
+    assert "### Targets" in text
+    assert "A tiny workload" not in text
+    tiny = report.tables([machine_row, {"kind": "data", **data, "name": "tiny"}, *runs, skipped])
+    assert "### Targets" not in tiny
+    assert "A tiny workload" in tiny
     assert text.index("`torch_batches_shuffled`") < text.index("`nodes_batches_shuffled`") < text.index("`litdata_shuf")
 
 

@@ -721,6 +721,27 @@ fn bad_requests_are_refused_with_what_is_allowed() {
 }
 
 #[test]
+fn a_batch_larger_than_the_data_takes_the_memory_of_one_that_holds_it_all() {
+    let folder = tempfile::tempdir().unwrap();
+    topic(folder.path(), &[20, 9], 8, 1024, 31);
+    let huge = 3 << 20;
+    for (world, shuffle) in [(1, false), (1, true), (3, false), (3, true), (48, true)] {
+        for (rank, tail) in [0, world - 1].into_iter().flat_map(|rank| [(rank, Tail::Pad), (rank, Tail::Short)]) {
+            let slab_bytes = |global_batch| {
+                let settings = Settings { global_batch, world, rank, shuffle, tail: Some(tail), ..settings() };
+                let mut loader = Loader::open(folder.path(), &name(), settings).unwrap();
+                compare(&mut loader, 3, 8);
+                // A step of which this rank has no rows is waited for no longer than others.
+                assert!(u128::from(loader.stats().stall_ns) < WAIT.as_nanos(), "world={world} rank={rank} {tail:?}");
+                loader.stats().slab_bytes
+            };
+            let (huge, whole) = (slab_bytes(huge), slab_bytes(29_u32.next_multiple_of(world)));
+            assert_eq!(huge, whole, "world={world} rank={rank} shuffle={shuffle} {tail:?}");
+        }
+    }
+}
+
+#[test]
 fn ranks_at_the_tail_get_equal_shapes_or_short_parts() {
     let folder = tempfile::tempdir().unwrap();
     topic(folder.path(), &[29], 8, 1024, 31);

@@ -9,11 +9,15 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
-use corpus::{compare, drop_from_cache, expected, files, name, next, topic};
+use corpus::{WAIT, compare, drop_from_cache, expected, files, name, next, topic};
 use cursorstore::{Cursor, State};
-use feeder::engine::{Checksum, Loader, Settings};
-use feeder::reader::{DirectReads, ReaderKind};
+use feeder::engine::testing::assemble;
+use feeder::engine::{Checksum, Dataset, Loader, Settings};
+use feeder::reader::testing::{Script, ScriptedReader};
+use feeder::reader::{BlockReader, DirectReads, Done, Notice, Read, ReaderKind, ReaderStats, RingError};
+use feeder::{Error, ErrorKind};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use sandbox::{When, keep_one_processor, refuse, without};
 
@@ -45,6 +49,12 @@ fn train(root: &Path, settings: Settings) -> Vec<String> {
     loader.take_notices()
 }
 
+/// The error of a loader that cannot start.
+fn fails(root: &Path, settings: Settings) -> Error {
+    let mut loader = Loader::open(root, &name(), settings).unwrap();
+    loader.begin().and_then(|()| loader.poll_next(WAIT)).map(|_| ()).expect_err("started")
+}
+
 fn corpus() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     topic(folder.path(), &[301, 0, 64, 200], WIDTH, 2048, 17);
@@ -59,6 +69,21 @@ fn without_io_uring_files_are_read_by_preadv() {
         let Some(lines) = without(take, || train(folder.path(), plain())) else { return };
         assert_eq!(lines.len(), 1, "{lines:?}");
         assert!(lines[0].starts_with("reader=preadv reason=") && lines[0].contains("io_uring"), "{lines:?}");
+    }
+}
+
+#[test]
+fn io_uring_that_was_asked_for_and_is_forbidden_is_refused_with_the_next_step() {
+    let folder = corpus();
+    for (errno, why) in [(libc::EPERM, "forbidden"), (libc::ENOSYS, "has none")] {
+        let take = || refuse(libc::SYS_io_uring_setup, &When::Always, errno);
+        let settings = Settings { reader: ReaderKind::Uring, ..plain() };
+        let Some(error) = without(take, || fails(folder.path(), settings)) else { return };
+        let hint = error.hint().unwrap_or_default();
+        for word in ["reader=\"auto\"", "/proc/sys/kernel/io_uring_disabled", "seccomp"] {
+            assert!(hint.contains(word), "no {word} in {hint:?}");
+        }
+        assert!(error.report().contains("io_uring_setup") && error.report().contains(why), "{}", error.report());
     }
 }
 
@@ -102,6 +127,113 @@ fn without_memory_for_its_buffers_no_direct_reads_are_made() {
     };
     assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(lines[0].contains("direct=off") && lines[0].contains("no memory for its buffers"), "{lines:?}");
+}
+
+#[test]
+fn a_sandbox_without_memory_files_or_bells_is_named_with_what_to_allow() {
+    let folder = corpus();
+    for (number, call) in [(libc::SYS_memfd_create, "memfd_create"), (libc::SYS_eventfd2, "eventfd")] {
+        for errno in [libc::EPERM, libc::ENOSYS] {
+            let Some(error) = without(|| refuse(number, &When::Always, errno), || fails(folder.path(), plain())) else {
+                return;
+            };
+            assert_eq!(error.kind(), ErrorKind::Permission, "{}", error.report());
+            for word in [call, &format!("os error {errno}")] {
+                assert!(error.report().contains(word), "no {word} in {}", error.report());
+            }
+            let hint = error.hint().unwrap_or_default();
+            assert!(hint.contains(&format!("allow {call}")) && hint.contains("seccomp"), "{hint}");
+        }
+    }
+}
+
+#[test]
+fn without_memory_for_reading_the_error_says_what_helps() {
+    let folder = corpus();
+    let settings = Settings { shuffle: false, reader_threads: Some(1), ..plain() };
+    // More than the stack of a thread, and less than its scratch.
+    let take = || refuse(libc::SYS_mmap, &When::AtLeast(1, 2_500_000), libc::ENOMEM);
+    let Some(error) = without(take, || fails(folder.path(), settings)) else { return };
+    assert_eq!(error.kind(), ErrorKind::NoSpace);
+    assert!(error.report().contains("cannot get memory for reading: bytes="), "{}", error.report());
+    assert!(error.hint().unwrap_or_default().contains("lower depth"), "{error:?}");
+}
+
+#[test]
+fn buffers_of_direct_reads_count_with_a_named_limit() {
+    let folder = corpus();
+    let slots = |direct, memory_limit_bytes| {
+        let settings = Settings { direct, memory_limit_bytes, ..plain() };
+        let mut loader = Loader::open(folder.path(), &name(), settings).unwrap();
+        compare(&mut loader, 1, WIDTH);
+        let lines = loader.take_notices().into_iter();
+        (loader.stats().slots, lines.filter(|line| !line.starts_with("reader=")).collect())
+    };
+    // Two threads have 6 MiB each.
+    let whole = slots_of(folder.path(), plain());
+    let (all, lines): (_, Vec<String>) = slots(DirectReads::On, Some(13 << 20));
+    assert!(all == whole && lines.iter().all(|line| line.starts_with("direct=o")), "slots={all} {lines:?}");
+    // Here only one of the two has room: no direct read is made.
+    let (all, lines) = slots(DirectReads::On, Some(12 << 20));
+    assert_eq!((all, lines.len()), (whole, 1), "{lines:?}");
+    assert!(lines[0].contains("direct=off buffer_bytes=12582912 limit_bytes=12582912"), "{lines:?}");
+    assert_eq!(slots(DirectReads::Off, Some(12 << 20)), (whole, vec![]));
+}
+
+/// A reader that tells of ways of reading: one more each time that it hands out reads, then the last ones again.
+struct Telling {
+    inner: ScriptedReader,
+    ways: Vec<&'static str>,
+    times: usize,
+}
+
+impl BlockReader for Telling {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn depth(&self) -> usize {
+        self.inner.depth()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.inner.in_flight()
+    }
+
+    fn submit(&mut self, read: Read) {
+        self.inner.submit(read);
+    }
+
+    fn wait(&mut self, at_least: usize, done: &mut Vec<Done>) -> Result<(), RingError> {
+        self.ways.extend(["direct", "refused", "unknown"].get(self.times));
+        self.ways.push("refused");
+        self.times += 1;
+        self.inner.wait(at_least, done)
+    }
+
+    fn cancel(&mut self) {
+        self.inner.cancel();
+    }
+
+    fn stats(&self) -> ReaderStats {
+        self.inner.stats()
+    }
+
+    fn take_notice(&mut self) -> Option<Notice> {
+        let way = (!self.ways.is_empty()).then(|| self.ways.remove(0))?;
+        Some(Notice { way, line: format!("{way} times={}", self.times) })
+    }
+}
+
+#[test]
+fn each_change_of_the_way_to_read_is_told_once() {
+    let folder = corpus();
+    let dataset = Arc::new(Dataset::all_of(folder.path(), &name()).unwrap());
+    let told = assemble(&dataset, &settings(), 20, |regions| {
+        let inner = ScriptedReader::new(1, regions, Script::default());
+        Box::new(Telling { inner, ways: Vec::new(), times: 0 })
+    });
+    assert_eq!(told.unwrap(), ["direct times=1", "refused times=1", "unknown times=3"]);
 }
 
 #[test]
@@ -166,6 +298,47 @@ fn slots_of(root: &Path, settings: Settings) -> u64 {
     let mut loader = Loader::open(root, &name(), settings).unwrap();
     loader.begin().unwrap();
     loader.stats().slots
+}
+
+/// Address space beyond what the process has when it begins to train, in KiB.
+const ROOM_KIB: &str = "FOREBAY_TEST_ROOM_KIB";
+
+#[test]
+#[ignore = "run by another, as a process of its own"]
+#[allow(clippy::print_stdout, reason = "so the other process learns how it ended")]
+fn a_process_of_little_address_space() {
+    let Some(root) = std::env::var_os(ROOT) else { return };
+    let room_kib: u64 = std::env::var(ROOM_KIB).unwrap().parse().unwrap();
+    let mut loader = Loader::open(Path::new(&root), &name(), settings()).unwrap();
+    let pages: u64 = fs::read_to_string("/proc/self/statm").unwrap().split(' ').next().unwrap().parse().unwrap();
+    let limit = pages * 4096 + (room_kib << 10);
+    setrlimit(Resource::RLIMIT_AS, limit, limit).unwrap();
+    match loader.begin().and_then(|()| loader.poll_next(WAIT)) {
+        Ok(_) => {
+            compare(&mut loader, 1, WIDTH);
+            println!("\n{LINE}trained");
+        }
+        Err(error) => println!("\n{LINE}{:?}: {} (try: {})", error.kind(), error.report(), error.hint().unwrap_or("?")),
+    }
+}
+
+#[test]
+fn little_address_space_is_enough_or_gives_an_error_that_says_so() {
+    let folder = corpus();
+    let mut ends = Vec::new();
+    for room_kib in [0, 1, 4, 8, 12, 13, 16, 24, 32, 64, 256, 1024].map(|mib| mib << 10) {
+        let mut program = Command::new(std::env::current_exe().unwrap());
+        program.args(["--exact", "a_process_of_little_address_space", "--ignored", "--nocapture"]);
+        let output = program.env(ROOT, folder.path()).env(ROOM_KIB, room_kib.to_string()).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "room_kib={room_kib} {:?}\n{text}\n{errors}", output.status);
+        let end = text.lines().find_map(|line| line.strip_prefix(LINE)).expect("an end").to_owned();
+        let is_clear = end == "trained" || (end.contains("memory") && !end.contains("try: ?"));
+        assert!(is_clear, "room_kib={room_kib} {end}");
+        ends.push(end);
+    }
+    assert!(ends[0] != "trained" && ends[ends.len() - 1] == "trained", "{ends:?}");
 }
 
 /// Names the root for a test that is a process of its own.

@@ -91,8 +91,8 @@ class DataLoader:
         reader_threads: Threads that read; two where each rank here (LOCAL_WORLD_SIZE, else all) has two processors.
         depth: Units in flight for each of these threads, of a read or a few each.
         read_ahead_steps: Steps read ahead beyond those that the shuffle keeps open.
-        memory_limit_bytes: Most bytes of the slab that batches live in; half of what is available by default. With less
-            than a shuffle wants, chunks are read more than once, in the same order, and a line in the log says so.
+        memory_limit_bytes: Most bytes of batches and of buffers to read cold data into (see README); half of what is
+            available by default. With less, chunks are read more than once, in the same order, and a log line says so.
         overflow_bytes: Most bytes of batches kept by the program beyond the slab's.
     """
 

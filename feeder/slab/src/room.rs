@@ -5,6 +5,8 @@
 //! this process's control group and all its parents (version 1 and 2), and the limit on file sizes, which for a memfd
 //! comes as a signal. What cannot be read does not limit.
 
+use std::path::Path;
+
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
 use crate::error::SlabError;
@@ -71,7 +73,12 @@ fn least(read: &dyn Fn(&str) -> Option<String>) -> Option<(u64, &'static str)> {
 }
 
 fn host_file(path: &str) -> Option<String> {
-    std::fs::read_to_string(path).ok()
+    file_under(Path::new("/"), path)
+}
+
+/// The file at the absolute `path` of a system whose root is `root`.
+fn file_under(root: &Path, path: &str) -> Option<String> {
+    std::fs::read_to_string(root.join(path.trim_start_matches('/'))).ok()
 }
 
 fn file_size() -> Option<u64> {
@@ -114,7 +121,8 @@ fn cgroup_room(read: &dyn Fn(&str) -> Option<String>) -> Option<u64> {
 fn group_room(dir: &str, files: &CgroupFiles, read: &dyn Fn(&str) -> Option<String>) -> Option<u64> {
     // "max" is no number and no limit.
     let max: u64 = read(&format!("{dir}/{}", files.max))?.trim().parse().ok()?;
-    let used: u64 = read(&format!("{dir}/{}", files.used))?.trim().parse().ok()?;
+    // What is used may be hidden; the limit holds all the same.
+    let used: u64 = read(&format!("{dir}/{}", files.used)).and_then(|text| text.trim().parse().ok()).unwrap_or(0);
     let stat = read(&format!("{dir}/memory.stat")).unwrap_or_default();
     let reclaimable: u64 = files.reclaimable.iter().filter_map(|name| number_of(&stat, name)).sum();
     Some(max.saturating_sub(used.saturating_sub(reclaimable)))
@@ -162,6 +170,55 @@ mod tests {
         ];
         assert_eq!(refused(&files, 600), None);
         assert_eq!(refused(&files, 601), Some((600, CGROUP)));
+    }
+
+    /// A system with the group `/pod/job` of version 2 and these files, as real ones: `(path, text)`.
+    fn room_of(files: &[(&str, &str)]) -> Option<u64> {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in [("proc/self/cgroup", "0::/pod/job\n")].iter().chain(files) {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        cgroup_room(&|path| file_under(root.path(), path))
+    }
+
+    #[test]
+    fn groups_of_version_2_are_read_from_their_files() {
+        let (job, job_used) = ("sys/fs/cgroup/pod/job/memory.max", "sys/fs/cgroup/pod/job/memory.current");
+        let (pod, pod_used) = ("sys/fs/cgroup/pod/memory.max", "sys/fs/cgroup/pod/memory.current");
+        let mount = "sys/fs/cgroup/memory.max";
+        assert_eq!(room_of(&[]), None, "nothing is mounted");
+        assert_eq!(room_of(&[(job, "max\n"), (job_used, "10\n")]), None, "no limit");
+        assert_eq!(room_of(&[(job, "1000\n"), (job_used, "10\n")]), Some(990));
+        // The least of all groups above counts, wherever it stands; those without a file are passed over.
+        let nested = [(job, "1000\n"), (job_used, "10\n"), (pod, "500\n"), (pod_used, "20\n")];
+        assert_eq!(room_of(&nested), Some(480));
+        assert_eq!(room_of(&[(job, "max\n"), (job_used, "10\n"), (pod, "500\n"), (pod_used, "20\n")]), Some(480));
+        assert_eq!(room_of(&[(job, "1000\n"), (job_used, "10\n"), (pod, "max\n"), (pod_used, "20\n")]), Some(990));
+        assert_eq!(room_of(&[(job, "1000\n"), (job_used, "10\n"), (mount, "300\n")]), Some(300), "a namespace's own");
+        // Page cache is given back under pressure.
+        let stat = ("sys/fs/cgroup/pod/job/memory.stat", "anon 3\nfile 9\nactive_file 5\ninactive_file 4\n");
+        assert_eq!(room_of(&[(job, "1000\n"), (job_used, "10\n"), stat]), Some(999));
+        let odd = ("sys/fs/cgroup/pod/job/memory.stat", "active_file many\ninactive_file\n\n");
+        assert_eq!(room_of(&[(job, "1000\n"), (job_used, "10\n"), odd]), Some(990));
+        // More than everything is used: no room, and no overflow.
+        assert_eq!(room_of(&[(job, "1000\n"), (job_used, "4096\n")]), Some(0));
+    }
+
+    #[test]
+    fn numbers_of_groups_that_cannot_be_read_do_not_limit() {
+        let (job, job_used) = ("sys/fs/cgroup/pod/job/memory.max", "sys/fs/cgroup/pod/job/memory.current");
+        for text in ["", "\n", "many", "-1", "1e9", "99999999999999999999999999"] {
+            assert_eq!(room_of(&[(job, text), (job_used, "10\n")]), None, "memory.max={text:?}");
+            assert_eq!(room_of(&[(job, "1000\n"), (job_used, text)]), Some(1000), "memory.current={text:?}");
+        }
+        assert_eq!(room_of(&[(job, "1000\n")]), Some(1000));
+        let lines = |text| room_of(&[("proc/self/cgroup", text), (job, "1000\n")]);
+        for text in ["", "0::", "0\n", "::\n", "0::/another\n", "1:cpu:/pod/job\n"] {
+            assert_eq!(lines(text), None, "{text:?}");
+        }
+        assert_eq!(lines("0::/pod/job/deeper\n"), Some(1000));
     }
 
     #[test]

@@ -19,6 +19,8 @@ const NAME: &str = "generated";
 const STRIPE_ROWS: usize = 4096;
 /// Largest topic that is made.
 const BYTES_MAX: u64 = 1 << 40;
+/// Times that a folder is tried to be removed.
+const REMOVALS: usize = 100;
 
 /// See the module.
 #[derive(Debug)]
@@ -39,6 +41,18 @@ impl Generated {
         let made = Self { root: folder(parent)?, topic };
         made.fill((bytes / SAMPLE_BYTES as u64) as usize)?;
         Ok(made)
+    }
+
+    /// Removes what this process has made in `parent` and not removed, for a program that is ended in the middle of it.
+    pub fn remove_all(parent: &Path) -> std::io::Result<()> {
+        let prefix = prefix();
+        for entry in std::fs::read_dir(parent)? {
+            let entry = entry?;
+            if entry.file_name().to_string_lossy().starts_with(&prefix) {
+                remove(&entry.path())?;
+            }
+        }
+        Ok(())
     }
 
     /// Folder of the topic.
@@ -74,11 +88,26 @@ impl Drop for Generated {
     }
 }
 
+/// Removes a folder, also while somebody still writes there, but for one who never stops.
+fn remove(folder: &Path) -> std::io::Result<()> {
+    for _ in 1..REMOVALS {
+        if std::fs::remove_dir_all(folder).is_ok() {
+            return Ok(());
+        }
+    }
+    std::fs::remove_dir_all(folder)
+}
+
+/// How the folders of this process begin.
+fn prefix() -> String {
+    format!("forebay-bench-{}-", std::process::id())
+}
+
 /// A new folder in `parent`, named for this process.
 fn folder(parent: &Path) -> Result<PathBuf> {
     let mut number = 0;
     loop {
-        let folder = parent.join(format!("forebay-bench-{}-{number}", std::process::id()));
+        let folder = parent.join(format!("{}{number}", prefix()));
         match std::fs::create_dir(&folder) {
             Ok(()) => return Ok(folder),
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => number += 1,

@@ -75,6 +75,8 @@ pub struct Report {
     pub samples: u64,
     /// Bytes of one sample, all columns.
     pub row_bytes: u64,
+    /// Samples of a whole batch of this rank: as many as asked for, or as there are.
+    pub batch_rows: u32,
     /// Threads that read.
     pub threads: usize,
     /// See [`Options::cold`].
@@ -89,12 +91,25 @@ pub struct Report {
 
 impl Report {
     /// The limit that the pipeline is held against, with its name: the disk if it was cold, else the page cache read into
-    /// as much memory as the slab has.
+    /// as much memory as the slab has. `None` where the disk's rate is not known, or nothing can be held against it.
     pub fn limit(&self) -> Option<(&'static str, f64)> {
         match self.cold {
+            true if self.is_all_ahead() => None,
             true => self.limits.disk.as_ref().ok().map(|rate| ("disk", *rate)),
             false => Some(("page cache", self.limits.slab)),
         }
+    }
+}
+
+impl Report {
+    /// Bytes of all samples.
+    pub fn bytes(&self) -> u64 {
+        self.samples.saturating_mul(self.row_bytes)
+    }
+
+    /// Whether all samples may be read before the first batch is asked for.
+    pub fn is_all_ahead(&self) -> bool {
+        self.bytes() <= self.pipeline.slab_bytes
     }
 }
 
@@ -120,8 +135,10 @@ pub fn run(root: &Path, name: &TopicName, options: &Options) -> Result<Report> {
         slab: files.cached(threads, slab_bytes, each)?,
         disk: files.direct(each)?,
     };
+    let samples = dataset.line().total();
     Ok(Report {
-        samples: dataset.line().total(),
+        samples,
+        batch_rows: options.settings.share().rows_max(samples),
         row_bytes: dataset.schema().row_bytes() as u64,
         threads,
         cold: options.cold,

@@ -38,6 +38,8 @@ pub struct Pipeline {
     pub cpu_s: f64,
     /// Memory that batches live in.
     pub slab_bytes: u64,
+    /// What the loader has to say, such as which way files are read.
+    pub notices: Vec<String>,
 }
 
 impl Pipeline {
@@ -99,7 +101,7 @@ impl Pipeline {
         run.seconds = began.elapsed().as_secs_f64();
         run.cpu_s = self::cpu_s()? - cpu_s;
         run.stall_s = stats.stall_ns.saturating_sub(first_stall_ns) as f64 / 1e9;
-        (run.bytes, run.slab_bytes) = (stats.bytes, stats.slab_bytes);
+        (run.bytes, run.slab_bytes, run.notices) = (stats.bytes, stats.slab_bytes, loader.take_notices());
         Ok(run)
     }
 }

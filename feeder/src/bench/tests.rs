@@ -30,6 +30,35 @@ fn a_generated_topic_goes_away() {
 }
 
 #[test]
+fn what_an_interrupted_process_made_can_be_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("forebay-bench-0-0")).unwrap();
+    (0..2).for_each(|_| std::mem::forget(generated(folder.path())));
+    Generated::remove_all(folder.path()).unwrap();
+    let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["forebay-bench-0-0"], "another process's stays");
+    assert!(Generated::remove_all(&folder.path().join("nothing")).is_err());
+}
+
+#[test]
+fn a_batch_larger_than_the_topic_takes_no_more_memory_than_one_of_all_samples() {
+    let folder = tempfile::tempdir().unwrap();
+    let topic = generated(folder.path());
+    let slab = |batch: u32, world: u32| {
+        let report = measure(
+            &topic,
+            &options(|options| {
+                (options.settings.global_batch, options.settings.world) = (batch, world);
+            }),
+        );
+        (report.batch_rows, report.pipeline.slab_bytes, report.pipeline.samples / report.pipeline.steps)
+    };
+    assert_eq!(slab(1 << 24, 1), slab(300, 1));
+    assert_eq!(slab(1 << 24, 4), slab(300, 4));
+    assert_eq!(slab(1 << 24, 1).0, 300);
+}
+
+#[test]
 fn a_run_counts_whole_batches() {
     let folder = tempfile::tempdir().unwrap();
     let topic = generated(folder.path());
@@ -58,7 +87,8 @@ fn a_cold_run_is_one_epoch_at_most() {
     let report = measure(&generated(folder.path()), &options(|options| (options.cold, options.seconds) = (true, 0.5)));
     assert!((1..=5).contains(&report.pipeline.steps));
     match &report.limits.disk {
-        Ok(rate) => assert_eq!(report.limit(), Some(("disk", *rate))),
+        // A slab as small as this topic holds all of it.
+        Ok(_) => assert!(report.is_all_ahead() && report.limit().is_none(), "{report:?}"),
         Err(why) => assert!(!why.is_empty() && report.limit().is_none()),
     }
 }
@@ -67,7 +97,7 @@ fn a_cold_run_is_one_epoch_at_most() {
 fn report(step_us: Option<u64>, stall_s: f64) -> Report {
     let pipeline = Pipeline { steps: 1000, bytes: 9_200_000_000, seconds: 1.0, stall_s, ..Pipeline::default() };
     let limits = Limits { memory_copy: 12.0, ring: 20.0, slab: 10.0, disk: Ok(11.5) };
-    Report { samples: 1, row_bytes: 1, threads: 1, cold: false, step_us, limits, pipeline }
+    Report { samples: 1, row_bytes: 1, batch_rows: 1, threads: 1, cold: false, step_us, limits, pipeline }
 }
 
 #[test]
@@ -77,6 +107,12 @@ fn figures_become_words() {
     let mut unknown = Report { cold: true, ..report(None, 0.0) };
     unknown.limits.disk = Err("no direct reads".into());
     assert_eq!(reader(&unknown), "the disk's own rate could not be told");
+    let mut few = Report { cold: true, ..report(None, 0.0) };
+    few.pipeline.slab_bytes = 1;
+    assert!(reader(&few).starts_with("too little data to measure the disk by"), "{}", reader(&few));
+    let mut slow = report(Some(1000), 0.0);
+    slow.pipeline.bytes = 1_000_000;
+    assert_eq!(reader(&slow), "less than 1% of the page cache in use");
     assert_eq!(trainer(&report(None, 0.5)), "a training step of more than 1000 us never waits for data");
     let bound = trainer(&report(Some(340), 0.001));
     assert_eq!(bound, "trainer-bound at 340 us a step: 0.1% of the time is spent waiting for data");

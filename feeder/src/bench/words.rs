@@ -7,12 +7,21 @@ const WAITING_PART: f64 = 0.02;
 
 /// How the reader stands to its limit: `reader at 92% of the disk`.
 pub fn reader(report: &Report) -> String {
-    let Some((limit, rate)) = report.limit() else { return "the disk's own rate could not be told".into() };
-    let part = report.pipeline.gb_per_s() / rate * 100.0;
+    let Some((limit, rate)) = report.limit() else {
+        return match &report.limits.disk {
+            Ok(_) => "too little data to measure the disk by: all of it was read ahead",
+            Err(_) => "the disk's own rate could not be told",
+        }
+        .into();
+    };
+    let part = match report.pipeline.gb_per_s() / rate * 100.0 {
+        part if part < 1.0 => "less than 1".into(),
+        part => format!("{part:.0}"),
+    };
     match report.step_us {
         // What is delivered to a slow trainer says nothing about the reader.
-        Some(_) => format!("{part:.0}% of the {limit} in use"),
-        None => format!("reader at {part:.0}% of the {limit}"),
+        Some(_) => format!("{part}% of the {limit} in use"),
+        None => format!("reader at {part}% of the {limit}"),
     }
 }
 

@@ -25,7 +25,8 @@ Examples:
   forebay bench digits --batch-size 256 --shuffle --step-us 340
   forebay bench digits --cold --json";
 
-const ADVICE: &str = "if no topic was named, remove what is left: rm -r \"${TMPDIR:-/tmp}\"/forebay-bench-*";
+const REMOVED: &str = "the topic that was made is removed";
+const ADVICE: &str = "remove what is left of the topic that was made: rm -r \"${TMPDIR:-/tmp}\"/forebay-bench-*";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
@@ -50,6 +51,9 @@ pub(super) struct Args {
     /// Threads that read; two where there are processors for them
     #[arg(long, value_name = "N")]
     reader_threads: Option<usize>,
+    /// Most memory for batches and for buffers to read into, such as 64MiB; half of what is available by default
+    #[arg(long, value_name = "SIZE")]
+    memory_limit_bytes: Option<String>,
     /// Seconds that the pipeline runs; all takes about twice as long
     #[arg(long, value_name = "S", default_value_t = 2.0)]
     seconds: f64,
@@ -77,6 +81,7 @@ impl Args {
             shuffle: self.shuffle,
             seed: self.seed,
             reader_threads: self.reader_threads,
+            memory_limit_bytes: self.memory_limit_bytes.as_deref().map(text::parse_bytes).transpose()?,
             ..Settings::default()
         };
         settings.check()?;
@@ -88,13 +93,21 @@ pub(super) fn run(args: &Args, global: &Global, console: &mut Console<'_>) -> Re
     let options = args.options()?;
     let (name, report) = match &args.topic {
         Some(name) => {
+            if name.contains('@') {
+                return Err(Error::invalid(format!("topics are measured, not dataset versions: name={name}"))
+                    .with_hint(format!("measure its topic, which this names: forebay dataset show {name}"))
+                    .into());
+            }
             let name = topic::name(name)?;
             (Some(name.to_string()), bench::run(&global.root(), &name, &options)?)
         }
         None => {
-            interrupt::say_on_interrupt(console, ADVICE);
-            let bytes = text::parse_bytes(&args.size)?;
-            let made = Generated::make(&std::env::temp_dir(), bytes)?;
+            let (bytes, parent) = (text::parse_bytes(&args.size)?, std::env::temp_dir());
+            interrupt::say_on_interrupt(console, {
+                let parent = parent.clone();
+                move || if Generated::remove_all(&parent).is_ok() { REMOVED } else { ADVICE }
+            });
+            let made = Generated::make(&parent, bytes)?;
             (None, bench::run(made.root(), made.topic(), &options)?)
         }
     };
@@ -110,7 +123,7 @@ fn object(name: Option<&str>, args: &Args, report: &Report, console: &mut Consol
     console.object(&json!({
         "topic": name, "samples": report.samples, "row_bytes": report.row_bytes, "batch_size": args.batch_size,
         "world_size": args.world_size, "shuffle": args.shuffle, "seed": args.seed, "cold": report.cold, "step_us": report.step_us,
-        "reader_threads": report.threads,
+        "reader_threads": report.threads, "batch_rows": report.batch_rows, "notices": run.notices,
         "limits": {
             "memory_copy_gb_per_s": limits.memory_copy, "page_cache_ring_gb_per_s": limits.ring,
             "page_cache_gb_per_s": limits.slab, "disk_gb_per_s": limits.disk.as_ref().ok(),
@@ -135,6 +148,7 @@ fn print(name: Option<&str>, args: &Args, report: &Report, console: &mut Console
         Err(why) => format!("unknown: {why}"),
     };
     let order = if args.shuffle { "shuffled" } else { "in order" };
+    let all = if report.batch_rows < args.batch_size { ", all there are" } else { "" };
     let ranks = match args.world_size {
         1 => String::new(),
         world => format!(", rank 0 of {world}"),
@@ -147,7 +161,7 @@ fn print(name: Option<&str>, args: &Args, report: &Report, console: &mut Console
                 name.unwrap_or("made for this"),
                 text::counted(report.samples, "sample"),
                 text::count(report.row_bytes),
-                text::bytes(report.samples * report.row_bytes)
+                text::bytes(report.bytes())
             ),
         ),
         ("memory copy", format!("{:.1} GB/s, 1 thread", limits.memory_copy)),
@@ -165,9 +179,9 @@ fn print(name: Option<&str>, args: &Args, report: &Report, console: &mut Console
         (
             "pipeline",
             format!(
-                "{order}, batches of {}{ranks}: {:.1} GB/s, {} samples/s, {:.0} us a step",
-                text::count(u64::from(args.batch_size)),
-                run.gb_per_s(),
+                "{order}, batches of {}{all}{ranks}: {}, {} samples/s, {:.0} us a step",
+                text::count(u64::from(report.batch_rows)),
+                text::rate(run.gb_per_s()),
                 text::count(run.samples_per_s() as u64),
                 run.step_us()
             ),
@@ -179,6 +193,10 @@ fn print(name: Option<&str>, args: &Args, report: &Report, console: &mut Console
     console.table(&table)?;
     console.line("")?;
     console.line(&format!("{}, {}", bench::reader(report), bench::trainer(report)))?;
+    run.notices.iter().for_each(|line| console.note(line));
+    if report.bytes() < bench::RING_BYTES as u64 {
+        console.note("so little data stays in the processor's caches: reading more of it is slower");
+    }
     console.note("your training with free data: for batch in forebay.ceiling(loader): ...");
     Ok(())
 }

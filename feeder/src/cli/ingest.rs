@@ -85,7 +85,7 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args, global: &Global, console: &mut Console<'_>) -> Result<(), Failure> {
     console.quiet = args.quiet;
     let request = request(args, global)?;
-    interrupt::say_on_interrupt(console, "what was written stays; run the same command again to go on");
+    interrupt::say_on_interrupt(console, || "what was written stays; run the same command again to go on");
     let begun = Instant::now();
     let mut show = Show { console, meter: Meter::Silent };
     let done = Runner::new(&request, &mut show).run();

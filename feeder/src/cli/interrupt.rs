@@ -6,9 +6,9 @@ use super::console::Console;
 
 const EXIT_INTERRUPTED: i32 = 130;
 
-/// From now on an interrupt ends the process with a word of advice. Only for commands on the process's own terminal, which
-/// end soon: the watching thread stays until then.
-pub(super) fn say_on_interrupt(console: &Console<'_>, advice: &'static str) {
+/// From now on an interrupt ends the process after `last`, with the word of advice that it gives. Only for commands on the
+/// process's own terminal, which end soon: the watching thread stays until then.
+pub(super) fn say_on_interrupt(console: &Console<'_>, last: impl FnOnce() -> &'static str + Send + 'static) {
     if !console.terminal {
         return;
     }
@@ -19,7 +19,7 @@ pub(super) fn say_on_interrupt(console: &Console<'_>, advice: &'static str) {
     }
     let watch = std::thread::Builder::new().name("forebay-interrupt".into()).spawn(move || {
         if signals.wait().is_ok() {
-            let mut err = std::io::stderr();
+            let (advice, mut err) = (last(), std::io::stderr());
             let _ = std::io::Write::write_all(&mut err, format!("\ninterrupted: {advice}\n").as_bytes());
             #[allow(
                 clippy::disallowed_methods,

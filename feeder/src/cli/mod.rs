@@ -31,7 +31,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 
 use clap::error::ErrorKind as ClapKind;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use console::{Console, Failure};
 
@@ -100,6 +100,20 @@ impl Global {
         let variable = || std::env::var_os(ROOT_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
         self.root.clone().or_else(variable).unwrap_or_else(|| ROOT_DEFAULT.into())
     }
+
+    /// A failure whose hint names commands that work where this one did: with its `--root`.
+    fn in_root(&self, failure: Failure) -> Failure {
+        match (failure, &self.root) {
+            (Failure::Error(error), Some(root)) => Failure::Error(match error.hint() {
+                Some(hint) => {
+                    let hint = rooted(hint, &text::quoted(&root.to_string_lossy()));
+                    error.with_hint(hint)
+                }
+                None => error,
+            }),
+            (failure, _) => failure,
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -162,12 +176,21 @@ fn run_on(args: impl IntoIterator<Item = OsString>, console: &mut Console<'_>) -
         Command::Bench(args) => bench::run(args, &cli.global, console),
     };
     match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(done) => finish(done, console),
+        Ok(done) => finish(done.map_err(|failure| cli.global.in_root(failure)), console),
         Err(_) => {
             console.complain("error: a fault in forebay itself, see above; what was acknowledged is stored");
             EXIT_INTERNAL
         }
     }
+}
+
+/// A hint with `--root` in the commands that it names.
+fn rooted(hint: &str, root: &str) -> String {
+    let commands = Cli::command();
+    commands.get_subcommands().fold(hint.to_owned(), |hint, command| {
+        let name = command.get_name();
+        hint.replace(&format!("forebay {name} "), &format!("forebay --root {root} {name} "))
+    })
 }
 
 /// The exit code of a command, its error shown.

@@ -64,12 +64,14 @@ impl Place {
         serde_json::from_str(&self.good(&[args, &["--json"]].concat())).unwrap()
     }
 
-    /// Asserts a failure with that code and words, and nothing on the standard output.
+    /// Asserts a failure with that code and words, and nothing on the standard output. Words may leave out the root in the
+    /// commands that the error names.
     pub(super) fn bad(&self, args: &[&str], code: u8, words: &[&str]) -> Said {
         let said = self.run(args);
         assert_eq!((said.code, said.out.as_str()), (code, ""), "{said:?}");
+        let short = said.err.replace(&format!("forebay --root {} ", self.root().display()), "forebay ");
         for word in words {
-            assert!(said.err.contains(word), "no {word:?} in {said:?}");
+            assert!(said.err.contains(word) || short.contains(word), "no {word:?} in {said:?}");
         }
         said
     }

@@ -12,6 +12,15 @@ pub(super) fn bytes(n: u64) -> String {
     }
 }
 
+/// 10⁹ bytes a second as `12.3 GB/s`, smaller rates as `4.5 MB/s` or `0.2 kB/s`.
+pub(super) fn rate(gb_per_s: f64) -> String {
+    match gb_per_s {
+        rate if rate >= 0.1 => format!("{rate:.1} GB/s"),
+        rate if rate >= 1e-4 => format!("{:.1} MB/s", rate * 1e3),
+        rate => format!("{:.1} kB/s", rate * 1e6),
+    }
+}
+
 /// `1234567` as `1,234,567`.
 pub(super) fn count(n: u64) -> String {
     let digits = n.to_string();
@@ -51,6 +60,15 @@ pub(super) fn parse_bytes(text: &str) -> Result<u64> {
     if bytes >= 1.0 && bytes < u64::MAX as f64 { Ok(bytes as u64) } else { Err(wrong()) }
 }
 
+/// A word as a shell takes it.
+pub(super) fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@,".contains(c);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
 /// Whole seconds as `2 h 5 min`, `3 min 4 s`, `5 s`.
 pub(super) fn seconds(n: u64) -> String {
     match n {
@@ -86,8 +104,15 @@ mod tests {
             (count(7), count(999), count(1000), count(1234567)),
             ("7".into(), "999".into(), "1,000".into(), "1,234,567".into())
         );
+        let rates = [12.34, 0.1, 0.0999, 0.0001, 0.00002].map(rate);
+        assert_eq!(rates, ["12.3 GB/s", "0.1 GB/s", "99.9 MB/s", "0.1 MB/s", "20.0 kB/s"]);
         assert_eq!((counted(1, "row"), counted(1000, "row")), ("1 row".into(), "1,000 rows".into()));
         assert_eq!((seconds(59), seconds(184), seconds(7500)), ("59 s".into(), "3 min 4 s".into(), "2 h 5 min".into()));
+    }
+
+    #[test]
+    fn words_are_quoted_for_a_shell_where_they_must() {
+        assert_eq!(["a/b-c.d", "a b", "", "it's"].map(quoted), ["a/b-c.d", "'a b'", "''", r"'it'\''s'"]);
     }
 
     #[test]

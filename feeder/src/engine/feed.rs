@@ -49,15 +49,20 @@ impl Course {
 pub(super) struct Failure {
     kind: ErrorKind,
     report: String,
+    hint: Option<String>,
 }
 
 impl Failure {
     pub(super) fn of(error: &Error) -> Self {
-        Self { kind: error.kind(), report: error.report() }
+        Self { kind: error.kind(), report: error.report(), hint: error.hint().map(str::to_owned) }
     }
 
     pub(super) fn error(&self) -> Error {
-        Error::new(self.kind, self.report.clone())
+        let error = Error::new(self.kind, self.report.clone());
+        match &self.hint {
+            Some(hint) => error.with_hint(hint),
+            None => error,
+        }
     }
 }
 
@@ -205,7 +210,8 @@ impl Feed {
                 if !inner.open_steps(end) {
                     return Ok(Take::NoRoom);
                 }
-                inner.publish_ready();
+                // Steps of which this rank has no rows are whole as they are: no unit brings the wake-up for them.
+                inner.publish_and_wake();
                 inner.next_stretch()?;
             }
         }
@@ -263,9 +269,7 @@ impl Feed {
                 *missing -= rows;
             }
         }
-        if inner.publish_ready() {
-            inner.filler.wake();
-        }
+        inner.publish_and_wake();
         let restart = inner.wanted.is_some() && inner.units_out == 0;
         if restart {
             self.order();
@@ -332,8 +336,8 @@ impl Inner {
         true
     }
 
-    /// Publishes the steps that are whole, in order; whether there was any.
-    fn publish_ready(&mut self) -> bool {
+    /// Publishes the steps that are whole, in order, and wakes the trainer once if there was any.
+    fn publish_and_wake(&mut self) {
         let before = self.published;
         while self.wanted.is_none()
             && let Some(&(slot, rows)) = self.open.front()
@@ -349,7 +353,9 @@ impl Inner {
             self.open.pop_front();
             self.published += 1;
         }
-        self.published > before
+        if self.published > before {
+            self.filler.wake();
+        }
     }
 
     fn restart(&mut self, generation: u64, cursor: Cursor) -> Result<()> {

@@ -83,8 +83,9 @@ impl Loader {
     /// A loader over `dataset`.
     pub fn new(dataset: Arc<Dataset>, settings: Settings) -> Result<Self> {
         settings.check()?;
-        let layout = SlotLayout::new(dataset.schema(), settings.columns.as_deref(), settings.rank_batch())?;
         let total = dataset.line().total();
+        let rows = settings.share().rows_max(total);
+        let layout = SlotLayout::new(dataset.schema(), settings.columns.as_deref(), rows)?;
         // By all columns, whatever is delivered: ranks and runs that take other columns see the same order.
         let row_bytes = dataset.schema().row_bytes() as u64;
         let default = plan::default_key(row_bytes, total, settings.world, settings.shuffle, settings.seed);
@@ -134,13 +135,7 @@ impl Loader {
     }
 
     fn share(&self) -> Share {
-        Share {
-            rank: self.settings.rank,
-            world: self.settings.world,
-            batch: self.settings.global_batch,
-            tail: self.settings.tail(),
-            drop_last: self.settings.drop_last,
-        }
+        self.settings.share()
     }
 
     /// Steps that `samples` samples make.
@@ -233,7 +228,7 @@ impl Loader {
     /// Takes the records of a topic that a state is over, and reads them as the state's job did.
     fn take_records(&mut self, state: &State) -> Result<()> {
         let dataset = self.dataset.of_state(state)?;
-        let (names, rows) = (self.settings.columns.as_deref(), self.settings.rank_batch());
+        let (names, rows) = (self.settings.columns.as_deref(), self.share().rows_max(dataset.line().total()));
         let layout = SlotLayout::new(dataset.schema(), names, rows).map_err(|error| {
             let text = format!("the state is of schema version {} of its topic: {error}", state.schema);
             Error::new(ErrorKind::StateMismatch, text)

@@ -22,7 +22,7 @@ use super::reads::parse_token;
 use super::runner::no_slab;
 use super::settings::{OnBadRecord, Settings};
 use crate::error::{Error, ErrorKind, Result};
-use crate::reader::{self, BlockReader, Done, MAX_DEPTH, Read, ReaderStats, Region};
+use crate::reader::{self, BlockReader, Done, MAX_DEPTH, Notice, Read, ReaderStats, Region};
 
 /// How far a good sample may stand behind the damaged one that it stands in for, in samples of the topic. Damage is found by
 /// checksummed pieces, each of which may hold thousands of small rows.
@@ -92,10 +92,8 @@ pub(super) struct Shared {
     pub(super) data_bytes: u64,
     pub(super) available_bytes: u64,
     pub(super) counts: Counts,
-    /// Whether the way of reading was reported.
-    pub(super) reported: AtomicBool,
-    /// Whether it was reported how cold data is read.
-    pub(super) direct_reported: AtomicBool,
+    /// The ways of reading that were told of.
+    pub(super) told: Mutex<Vec<String>>,
     pub(super) notices: Mutex<Vec<String>>,
     /// Whether there are any.
     pub(super) noticed: AtomicBool,
@@ -107,10 +105,27 @@ impl Shared {
         self.notices.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(text.to_string());
         self.noticed.store(true, Ordering::Release);
     }
+
+    /// The same about a way of reading, which any thread may have told of before.
+    fn notice_once(&self, way: &str, line: &str) {
+        let mut told = self.told.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if !told.iter().any(|known| known == way) {
+            told.push(way.to_string());
+            self.notice(line);
+        }
+    }
+}
+
+/// Reads that one thread has in flight at most for `depth` units.
+pub(super) fn reads_in_flight(depth: usize) -> usize {
+    (depth * UNIT_READS).min(MAX_DEPTH)
 }
 
 fn memory(bytes: usize) -> Result<Region> {
-    Region::alloc(bytes).map_err(|error| Error::io(format!("cannot get memory for reading: bytes={bytes}"), error))
+    Region::alloc(bytes).map_err(|error| {
+        Error::io(format!("cannot get memory for reading: bytes={bytes}"), error)
+            .with_hint("lower depth, reader_threads or chunk, or give this process more memory")
+    })
 }
 
 /// The body of a reader thread. An error or a panic ends the whole loader and is reported by its `next`.
@@ -148,14 +163,9 @@ pub(super) struct Pump<'a> {
 impl<'a> Pump<'a> {
     fn new(shared: &'a Shared) -> Result<Self> {
         Self::over(shared, |regions| {
-            let mut log = |line: &str| {
-                if !shared.reported.swap(true, Ordering::Relaxed) {
-                    shared.notice(line);
-                }
-            };
+            let mut log = |line: &str| shared.notice_once(line, line);
             let Settings { reader, direct, depth, .. } = shared.settings;
-            let reads = (depth * UNIT_READS).min(MAX_DEPTH);
-            Ok(reader::open_direct(reader, direct, reads, regions, &mut log)?)
+            Ok(reader::open_direct(reader, direct, reads_in_flight(depth), regions, &mut log)?)
         })
     }
 
@@ -274,10 +284,8 @@ impl<'a> Pump<'a> {
         self.tally.syscalls += stats.syscalls - self.told.syscalls;
         self.tally.copied_bytes += stats.copied_bytes - self.told.copied_bytes;
         self.told = stats;
-        if let Some(line) = self.reader.take_notice()
-            && !self.shared.direct_reported.swap(true, Ordering::Relaxed)
-        {
-            self.shared.notice(&line);
+        while let Some(Notice { way, line }) = self.reader.take_notice() {
+            self.shared.notice_once(way, &line);
         }
         self.shared.counts.add(std::mem::take(&mut self.tally));
         for Done { read, result } in self.done.drain(..) {

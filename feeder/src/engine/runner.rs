@@ -16,7 +16,7 @@ use slab::{Filled, Level, Shape, Slab, SlabError, Taken as SlabTaken, Taker};
 use super::Dataset;
 use super::assemble::Assembler;
 use super::batch::{MASK, shape_of};
-use super::budget::{self, Limit, Want};
+use super::budget::{Budget, Machine, Want};
 use super::feed::{Course, Feed};
 use super::layout::{SlotLayout, UnitSize};
 use super::pump::{Counts, Shared, run};
@@ -24,10 +24,13 @@ use super::settings::{Checksum, Settings};
 use super::stats::Stats;
 use crate::error::{Error, ErrorKind, MORE_DESCRIPTORS, Result, out_of_descriptors};
 use crate::plan::Share;
-use crate::reader::{self, Region};
+use crate::reader::Region;
 
 /// Most slots that a sleeping reader thread waits for: by then a wake-up costs next to nothing.
 const WAKE_SLOTS_MAX: u32 = 8;
+/// What helps a process that may not start a thread.
+const MORE_THREADS: &str =
+    "give this process more memory or address space (ulimit -v), or allow more threads (ulimit -u, pids.max)";
 /// How long the end of a loader waits for its reader threads. One that a dead disk holds longer is left behind: it owns
 /// what it writes to, and ends when the disk answers.
 const STOP_MS: u64 = 3000;
@@ -91,18 +94,16 @@ impl Runner {
         let (stretch_steps, chunks_together) = (u64::MAX, unit.chunks);
         let course = Course { key: key.clone(), ends, share, in_order_samples, chunks_together, stretch_steps };
         let want = Want::of(&course.schedule(Cursor { epoch: 0, n: 0 })?, settings);
-        let available = slab::available_bytes();
-        let limit = Limit::new(settings.memory_limit_bytes, available);
-        let (slots, short) = budget::slots(want, limit, layout.slot_bytes)?;
-        let data_bytes = (layout.row_bytes as u64).saturating_mul(dataset.line().total());
-        let read_bytes = Assembler::scratch_bytes(layout, unit) + reader::bounce_bytes(settings.direct);
-        let (threads, depth) = budget::reading(settings.threads(), settings.depth, read_bytes, available);
-        let notices = budget::notices(short, settings, (threads, depth), available);
+        let machine = Machine::here();
+        let sizes = (layout.slot_bytes, Assembler::scratch_bytes(layout, unit));
+        let Budget { slots, threads, depth, direct, notices } = Budget::of(want, settings, sizes, machine)?;
+        let (samples, reader_threads) = (dataset.line().total(), Some(threads));
+        let data_bytes = (layout.row_bytes as u64).saturating_mul(samples);
         let course = Course { stretch_steps: slots.stretch, ..course };
         let slab =
             Slab::create_growing(Shape { slots: slots.count, slot_bytes: layout.slot_bytes }).map_err(no_slab)?;
         let slot_bytes = slab.shape().slot_bytes;
-        let rows = settings.rank_batch() as usize;
+        let rows = share.rows_max(samples) as usize;
         let shapes = layout.columns.iter().map(|placed| shape_of(rows, &placed.column)).collect();
         let layout = Arc::new(SlotLayout { slot_bytes, ..layout.clone() });
         let (filler, taker) = slab.clone().split();
@@ -117,13 +118,12 @@ impl Runner {
             turn: Mutex::default(),
             slab: Region::of_slab(&slab),
             memory: slab.clone(),
-            settings: Settings { reader_threads: Some(threads), depth, ..settings.clone() },
+            settings: Settings { reader_threads, depth, direct, ..settings.clone() },
             unit,
             data_bytes,
-            available_bytes: available,
+            available_bytes: machine.available_bytes,
             counts: Counts::default(),
-            reported: AtomicBool::new(false),
-            direct_reported: AtomicBool::new(false),
+            told: Mutex::default(),
             noticed: AtomicBool::new(!notices.is_empty()),
             notices: Mutex::new(notices),
         });
@@ -157,7 +157,9 @@ impl Runner {
             };
             match thread.spawn(body) {
                 Ok(handle) => self.threads.push(handle),
-                Err(error) if number == 0 => return Err(Error::io("cannot start a reader thread", error)),
+                Err(error) if number == 0 => {
+                    return Err(Error::io("cannot start a reader thread", error).with_hint(MORE_THREADS));
+                }
                 Err(error) => self.shared.notice(&format!("fewer reader threads than asked for: {error}")),
             }
         }
@@ -287,10 +289,19 @@ fn level(ahead: u32) -> Level {
 
 /// The error of a slab that cannot be made, or not be made whole.
 pub(super) fn no_slab(error: SlabError) -> Error {
-    if let SlabError::Os { source, .. } = &error
-        && out_of_descriptors(source)
-    {
-        return Error::new(ErrorKind::Io, error.to_string()).with_hint(MORE_DESCRIPTORS).with_source(error);
+    if let SlabError::Os { call, source, .. } = &error {
+        let errno = source.raw_os_error();
+        if out_of_descriptors(source) {
+            return Error::new(ErrorKind::Io, error.to_string()).with_hint(MORE_DESCRIPTORS).with_source(error);
+        }
+        if matches!(errno, Some(libc::EPERM | libc::EACCES | libc::ENOSYS)) {
+            let text = format!("the system does not let this process make memory for batches, {error}");
+            let hint = format!("allow {call} in the sandbox that this runs in: the container's seccomp profile, say");
+            return Error::new(ErrorKind::Permission, text).with_hint(hint).with_source(error);
+        }
+        if errno != Some(libc::ENOMEM) {
+            return Error::new(ErrorKind::Io, error.to_string()).with_source(error);
+        }
     }
     Error::new(ErrorKind::NoSpace, error.to_string())
         .with_hint("lower the batch, chunk, pool or read_ahead_steps, or give this process more memory")
@@ -314,6 +325,15 @@ mod tests {
                 "{error:?}"
             );
         }
+        for errno in [Errno::EPERM, Errno::ENOSYS] {
+            let error = error(errno);
+            assert_eq!(
+                (error.kind(), error.report().contains("memfd_create")),
+                (ErrorKind::Permission, true),
+                "{error:?}"
+            );
+        }
+        assert_eq!(error(Errno::EIO).kind(), ErrorKind::Io);
         assert_eq!(error(Errno::ENOMEM).kind(), ErrorKind::NoSpace);
         assert!(error(Errno::ENOMEM).hint().unwrap().contains("more memory"));
     }

@@ -1,7 +1,7 @@
 //! What a caller asks of a loader, as plain values. [`Settings::check`] refuses what cannot be, with the values allowed.
 
 use crate::error::{Error, Result};
-use crate::plan::Tail;
+use crate::plan::{Share, Tail};
 use crate::reader::{DirectReads, ReaderKind};
 
 /// Most samples of one global batch.
@@ -183,7 +183,7 @@ pub struct Settings {
     pub depth: usize,
     /// Steps read ahead of the trainer, beyond those that the shuffle keeps open; `None`: by the plan.
     pub read_ahead_steps: Option<u32>,
-    /// Most bytes of the slab; `None`: half of the memory available.
+    /// Most bytes of the slab, and of buffers for reads past the page cache; `None`: half of the memory available, for the slab.
     pub memory_limit_bytes: Option<u64>,
     /// Most bytes of batches that are handed out as ordinary memory because the program holds all slots.
     pub overflow_bytes: u64,
@@ -243,9 +243,10 @@ impl Settings {
         Ok(())
     }
 
-    /// Rows of one full batch of this rank.
-    pub fn rank_batch(&self) -> u32 {
-        self.global_batch / self.world
+    /// This rank's share of the steps.
+    pub fn share(&self) -> Share {
+        let Self { rank, world, global_batch: batch, drop_last, .. } = *self;
+        Share { rank, world, batch, tail: self.tail(), drop_last }
     }
 
     /// The tail policy in force.
@@ -261,10 +262,14 @@ impl Settings {
 
     /// Reader threads in force.
     pub fn threads(&self) -> usize {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let ranks = self.local_world.unwrap_or(self.world).max(1) as usize;
-        self.reader_threads.unwrap_or(if cores / ranks >= 2 { 2 } else { 1 })
+        self.reader_threads.unwrap_or(if cores() / ranks >= 2 { 2 } else { 1 })
     }
+}
+
+/// Processors that this process may use.
+pub(super) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 #[cfg(test)]
@@ -282,7 +287,7 @@ mod tests {
         let threads = |local_world, reader_threads| {
             Settings { world: 1 << 20, local_world, reader_threads, ..Settings::default() }.threads()
         };
-        let alone = if std::thread::available_parallelism().map_or(1, usize::from) >= 2 { 2 } else { 1 };
+        let alone = if cores() >= 2 { 2 } else { 1 };
         assert_eq!((threads(Some(1), None), threads(None, None), threads(None, Some(3))), (alone, 1, 3));
     }
 

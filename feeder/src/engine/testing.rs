@@ -12,16 +12,17 @@ use super::pump::Pump;
 use super::runner::Runner;
 use super::settings::Settings;
 use crate::error::{Error, Result};
-use crate::plan::{self, Share};
+use crate::plan;
 use crate::reader::{BlockReader, Region};
 
-/// Assembles `batches` batches with the reader that `open` makes, each taken and given back as soon as it is there.
+/// Assembles `batches` batches with the reader that `open` makes, each taken and given back as soon as it is there. Returns
+/// the lines for the log.
 pub fn assemble(
     dataset: &Arc<Dataset>,
     settings: &Settings,
     batches: u64,
     open: impl FnOnce(Vec<Region>) -> Box<dyn BlockReader>,
-) -> Result<()> {
+) -> Result<Vec<String>> {
     let (mut runner, _alive) = prepare(dataset, settings)?;
     let shared = runner.shared.clone();
     let mut pump = Pump::over(&shared, |regions| Ok(open(regions)))?;
@@ -35,7 +36,7 @@ pub fn assemble(
         };
         drop(runner.taker.lease(filled.slot));
     }
-    Ok(())
+    Ok(runner.notices())
 }
 
 /// Bytes of the slab that were present when the first batch was there, and when nothing more could be read ahead, and all of
@@ -56,21 +57,14 @@ pub fn growth(
 
 /// A runner without threads at the line's beginning; with what they would hold.
 fn prepare(dataset: &Arc<Dataset>, settings: &Settings) -> Result<(Runner, Sender<()>)> {
-    let layout = SlotLayout::new(dataset.schema(), settings.columns.as_deref(), settings.rank_batch())?;
-    let (rows, total) = (dataset.schema().row_bytes() as u64, dataset.line().total());
-    let default = plan::default_key(rows, total, settings.world, settings.shuffle, settings.seed);
+    let (row_bytes, total, share) = (dataset.schema().row_bytes() as u64, dataset.line().total(), settings.share());
+    let layout = SlotLayout::new(dataset.schema(), settings.columns.as_deref(), share.rows_max(total))?;
+    let default = plan::default_key(row_bytes, total, settings.world, settings.shuffle, settings.seed);
     let key = PlanKey {
         lanes: settings.lanes.unwrap_or(default.lanes),
         chunk: settings.chunk.unwrap_or(default.chunk),
         pool: settings.pool.unwrap_or(default.pool),
         ..default
-    };
-    let share = Share {
-        rank: settings.rank,
-        world: settings.world,
-        batch: settings.global_batch,
-        tail: settings.tail(),
-        drop_last: settings.drop_last,
     };
     Runner::prepare(dataset, &layout, &key, share, settings, Cursor { epoch: 0, n: 0 })
 }

@@ -68,7 +68,9 @@ impl Cost {
             chunks_open: chunks_open.min(chunks),
             steps_open,
             steps_ahead,
-            slab_bytes: (steps_open + steps_ahead).saturating_mul(u64::from(share.rows())).saturating_mul(row_bytes),
+            slab_bytes: (steps_open + steps_ahead)
+                .saturating_mul(u64::from(share.rows_max(samples)))
+                .saturating_mul(row_bytes),
             reads_per_byte: lanes.reads_per_byte(key.chunk),
         })
     }

@@ -52,6 +52,11 @@ impl Share {
         self.batch / self.world
     }
 
+    /// Most rows that a rank gets of any step of a line of `total` samples, repeats included.
+    pub fn rows_max(&self, total: u64) -> u32 {
+        u64::from(self.batch).min(total).div_ceil(u64::from(self.world)) as u32
+    }
+
     /// Rows of this rank that are no repeats, in a step of which `left` places are there before the line's end.
     pub fn valid_rows(&self, left: u64) -> u32 {
         let part = Self::part_of(left.min(u64::from(self.batch)), self.rank, self.world);

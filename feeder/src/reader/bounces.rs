@@ -34,14 +34,19 @@ pub(super) struct Bounces {
 impl Bounces {
     /// For `depth` of the longest reads, if those are not too many. Costs address space; memory is taken by the first reads.
     pub(super) fn new(depth: usize, alloc: Alloc) -> io::Result<Self> {
-        let grains = depth.saturating_mul(LOAN_BYTES / GRAIN_BYTES).min(GRAINS_MAX);
-        let (region, advised) = alloc(grains * GRAIN_BYTES)?;
+        let bytes = Self::bytes(depth);
+        let (grains, (region, advised)) = (bytes / GRAIN_BYTES, alloc(bytes)?);
         let never = || std::fs::read_to_string(HUGE_PAGES).ok().filter(|text| text.contains("[never]"));
         let small = match advised {
             Ok(()) => never().map(|_| format!("{HUGE_PAGES} is never")),
             Err(error) => Some(error.to_string()),
         };
         Ok(Self { region, free: u128::MAX >> (BITS - grains), small })
+    }
+
+    /// Their length for `depth` reads.
+    pub(super) fn bytes(depth: usize) -> usize {
+        depth.saturating_mul(LOAN_BYTES / GRAIN_BYTES).min(GRAINS_MAX) * GRAIN_BYTES
     }
 
     pub(super) fn region(&self) -> &Region {

@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use super::bounces::{Alloc, Bounces, LOAN_BYTES};
 use super::cachestat::cached_bytes;
-use super::{BlockReader, DirectReads, Done, Part, Read, ReadError, ReadFile, ReaderStats, Region, RingError};
+use super::{BlockReader, DirectReads, Done, Notice, Part, Read, ReadError, ReadFile, ReaderStats, Region, RingError};
 use super::{fence, transfer};
 
 /// Offsets and lengths of direct reads are multiples of this; enough for all usual devices.
@@ -118,9 +118,10 @@ pub(super) struct DirectReader {
     ready: Vec<Done>,
     landed: Vec<Done>,
     stats: ReaderStats,
-    notice: Option<String>,
-    /// Text of the line that says that direct reads are made; taken when it is said.
-    greeting: Option<String>,
+    /// Lines for the log, not yet taken.
+    notices: VecDeque<Notice>,
+    /// The one that says that direct reads are made, until the first has succeeded.
+    greeting: Option<Notice>,
 }
 
 impl DirectReader {
@@ -133,7 +134,7 @@ impl DirectReader {
         setup: Setup,
     ) -> Self {
         let huge = memory.small().map_or("asked".into(), |why| format!("no, which is slower: {why}"));
-        let greeting = format!(
+        let line = format!(
             "direct=on cold data is read past the page cache: buffer_bytes={} huge_pages={huge}",
             memory.region().len()
         );
@@ -153,8 +154,8 @@ impl DirectReader {
             ready: Vec::new(),
             landed: Vec::new(),
             stats: ReaderStats::default(),
-            notice: None,
-            greeting: Some(greeting),
+            notices: VecDeque::new(),
+            greeting: Some(Notice { way: "direct", line }),
         }
     }
 
@@ -229,12 +230,9 @@ impl DirectReader {
         }
         match file.direct() {
             Ok(direct) if offset + bytes > direct.bytes => None,
-            Ok(direct) => {
-                self.notice = self.greeting.take().or(self.notice.take());
-                Some(direct.file.clone())
-            }
+            Ok(direct) => Some(direct.file.clone()),
             Err(reason) => {
-                self.notice = Some(refusal(&reason, file));
+                self.notices.push_back(refusal(&reason, file));
                 // Not said again before the file is asked about again, nor when all goes well later.
                 self.known[file.id() as usize % KNOWN_FILES] =
                     Known { id: file.id(), asks_in: u32::MAX, direct: false };
@@ -261,7 +259,8 @@ impl DirectReader {
         known.direct = match ask(file.file(), offset, bytes) {
             Ok(cached) => cached.saturating_mul(CACHED_PART) < bytes,
             Err(error) => {
-                self.notice = Some(format!("direct=off reason=cannot ask what is in the page cache: {error}"));
+                let line = format!("direct=off reason=cannot ask what is in the page cache: {error}");
+                self.notices.push_back(Notice { way: "unknown", line });
                 // Nobody can say: nothing is asked any more.
                 self.ask = Some(|_, _, bytes| Ok(bytes));
                 false
@@ -325,6 +324,8 @@ impl DirectReader {
             work.cancelled |= matches!(result, Err(ReadError::Cancelled));
             work.next = work.end;
             self.refuse(number, &result);
+        } else {
+            self.notices.extend(self.greeting.take());
         }
         self.scatter(number, bounce, read.offset);
         self.bounces[bounce].parts = read.parts;
@@ -363,7 +364,7 @@ impl DirectReader {
             && matches!(source.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
         {
             read.file.refuse_direct();
-            self.notice = Some(refusal(source, &read.file));
+            self.notices.push_back(refusal(source, &read.file));
         }
     }
 
@@ -403,11 +404,12 @@ impl DirectReader {
     }
 }
 
-fn refusal(reason: &dyn std::fmt::Display, file: &ReadFile) -> String {
+fn refusal(reason: &dyn std::fmt::Display, file: &ReadFile) -> Notice {
     let path = file.path().display();
-    format!(
+    let line = format!(
         "direct=off reason=the file system reads only through the page cache, which takes more of the processor: {reason} path={path}"
-    )
+    );
+    Notice { way: "refused", line }
 }
 
 fn wanted(read: &Read) -> u64 {
@@ -433,10 +435,7 @@ impl BlockReader for DirectReader {
     }
 
     fn submit(&mut self, read: Read) {
-        match transfer::check(&read, &self.regions) {
-            Ok(()) => self.queue.push_back(read),
-            Err(error) => self.ready.push(Done { read, result: Err(error) }),
-        }
+        transfer::admit(read, &self.regions, &mut self.queue, &mut self.ready);
     }
 
     fn wait(&mut self, at_least: usize, done: &mut Vec<Done>) -> Result<(), RingError> {
@@ -462,8 +461,7 @@ impl BlockReader for DirectReader {
     }
 
     fn cancel(&mut self) {
-        let waiting = self.queue.drain(..).map(|read| Done { read, result: Err(ReadError::Cancelled) });
-        self.ready.extend(waiting);
+        transfer::cancel_waiting(&mut self.queue, &mut self.ready);
         self.works.iter_mut().for_each(|work| work.cancelled = true);
         if let Some(number) = self.begun.take() {
             let work = &mut self.works[number];
@@ -483,8 +481,8 @@ impl BlockReader for DirectReader {
         self.keep = keep;
     }
 
-    fn take_notice(&mut self) -> Option<String> {
-        self.notice.take()
+    fn take_notice(&mut self) -> Option<Notice> {
+        self.notices.pop_front()
     }
 }
 

@@ -92,6 +92,11 @@ pub enum RingError {
     },
 }
 
+/// What helps where io_uring was asked for and cannot be had.
+const IO_URING_HINT: &str = "use reader=\"auto\", which takes preadv where it must, or allow io_uring: 0 in \
+     /proc/sys/kernel/io_uring_disabled, and a seccomp profile (that of the container) with io_uring_setup, io_uring_enter \
+     and io_uring_register";
+
 /// Why no reader could be made.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -140,9 +145,7 @@ impl From<ReaderError> for PublicError {
     fn from(error: ReaderError) -> Self {
         let message = error.to_string();
         match error {
-            ReaderError::Unavailable { source, .. } => {
-                Self::io(message, source).with_hint("use the preadv reader, or let it be chosen")
-            }
+            ReaderError::Unavailable { source, .. } => Self::io(message, source).with_hint(IO_URING_HINT),
             ReaderError::Depth { .. } => Self::invalid(message),
         }
     }

@@ -135,10 +135,19 @@ pub trait BlockReader: Send {
     /// readers that have the choice.
     fn keep_in_cache(&mut self, _keep: bool) {}
 
-    /// A line for the log about a way of reading that was taken or given up since the last call.
-    fn take_notice(&mut self) -> Option<String> {
+    /// What the log should say of a way of reading that was taken or given up since the last call; the oldest first.
+    fn take_notice(&mut self) -> Option<Notice> {
         None
     }
+}
+
+/// A line for the log about how files are read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// The way of reading: lines of the same one, about other files or by other readers, need not be told again.
+    pub way: &'static str,
+    /// What to tell.
+    pub line: String,
 }
 
 /// Which implementation to use.
@@ -181,9 +190,9 @@ pub fn open_direct(
     open_with(kind, direct, depth, regions, bounces, log)
 }
 
-/// Bytes of buffers that [`open_direct`] takes for each read in flight.
-pub(crate) fn bounce_bytes(direct: DirectReads) -> usize {
-    if direct == DirectReads::Off { 0 } else { bounces::LOAN_BYTES }
+/// Bytes of buffers that [`open_direct`] takes at most for `depth` reads in flight.
+pub(crate) fn bounce_bytes(direct: DirectReads, depth: usize) -> usize {
+    if direct == DirectReads::Off { 0 } else { Bounces::bytes(depth) }
 }
 
 /// As [`open_direct`] with these buffers, or without them.

@@ -67,10 +67,7 @@ impl BlockReader for PreadvReader {
     }
 
     fn submit(&mut self, read: Read) {
-        match transfer::check(&read, &self.regions) {
-            Ok(()) => self.queue.push_back(read),
-            Err(error) => self.ready.push(Done { read, result: Err(error) }),
-        }
+        transfer::admit(read, &self.regions, &mut self.queue, &mut self.ready);
     }
 
     fn wait(&mut self, at_least: usize, done: &mut Vec<Done>) -> Result<(), RingError> {
@@ -86,8 +83,7 @@ impl BlockReader for PreadvReader {
     }
 
     fn cancel(&mut self) {
-        let cancelled = self.queue.drain(..).map(|read| Done { read, result: Err(ReadError::Cancelled) });
-        self.ready.extend(cancelled);
+        transfer::cancel_waiting(&mut self.queue, &mut self.ready);
     }
 
     fn stats(&self) -> ReaderStats {

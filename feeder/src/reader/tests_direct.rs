@@ -376,7 +376,7 @@ fn a_kernel_that_cannot_be_asked_reads_through_the_cache_and_says_so_once() {
     for _ in 0..3 * ASK_READS {
         let done = one(&mut reader, read(&file, 0, vec![Part { region: 0, at: 0, bytes: 1 << 14 }]));
         assert_landed(&memory, &done.read, &data);
-        said.extend(reader.take_notice());
+        said.extend(reader.take_notice().map(|notice| notice.line));
     }
     assert_eq!(said.len(), 1);
     assert!(said[0].starts_with("direct=off reason=cannot ask") && said[0].contains("os error 38"), "{said:?}");
@@ -396,7 +396,7 @@ fn a_file_system_without_direct_reads_is_read_through_the_cache_and_says_so_once
         let done = one(&mut reader, read(&file, 2, vec![Part { region: 0, at: 0, bytes: 10 }]));
         assert!(done.result.is_ok(), "{:?}", done.result);
         assert_eq!(landed(&memory, done.read.parts[0]), text[2..12]);
-        said.extend(reader.take_notice());
+        said.extend(reader.take_notice().map(|notice| notice.line));
     }
     assert_eq!(said.len(), 1, "{said:?}");
     assert!(said[0].starts_with("direct=off reason=") && said[0].ends_with("path=/proc/version"), "{said:?}");
@@ -423,8 +423,36 @@ fn a_refused_direct_read_is_made_again_and_no_further_one_is_tried() {
         }
         assert!(file.direct().is_err(), "the file is still read past the cache");
         assert_eq!(reader.stats().copied_bytes, 0);
-        assert!(reader.take_notice().unwrap().starts_with("direct=off reason="));
+        let Notice { way, line } = reader.take_notice().unwrap();
+        assert!(way == "refused" && line.starts_with("direct=off reason="), "{line}");
+        let later = std::iter::from_fn(|| reader.take_notice()).all(|notice| notice.way == "refused");
+        assert!(later, "the direct way never worked");
     }
+}
+
+#[test]
+fn a_way_that_is_given_up_later_is_told_too() {
+    if !disk_has_direct_reads() {
+        return;
+    }
+    let data = contents(20_000);
+    let ((first, _), (second, _)) = (final_file(&data), final_file(&data));
+    let memory = regions(1, 20_000);
+    let script = Script::default().fail(1, libc::EINVAL);
+    let scripted =
+        |depth, regions| -> Box<dyn BlockReader> { Box::new(ScriptedReader::new(depth, regions, script.clone())) };
+    let setup = Setup { ask: COLD, ..Setup::default() };
+    let mut reader = reader_over(scripted, DirectReads::On, setup, 2, memory.clone());
+    let mut done = Vec::new();
+    for file in [&first, &second] {
+        reader.submit(read(file, 0, vec![Part { region: 0, at: 0, bytes: 10_000 }]));
+    }
+    while reader.in_flight() > 0 {
+        reader.wait(1, &mut done).unwrap();
+    }
+    assert!(done.iter().all(|done| done.result.is_ok()), "{done:?}");
+    let ways: Vec<_> = std::iter::from_fn(|| reader.take_notice()).map(|notice| notice.way).collect();
+    assert_eq!(ways, ["direct", "refused"], "both, though nobody asked in between");
 }
 
 #[test]
@@ -456,7 +484,7 @@ fn the_first_direct_read_says_how() {
         let mut said = Vec::new();
         for _ in 0..3 {
             one(&mut reader, read(&file, 0, vec![Part { region: 0, at: 0, bytes: 4096 }]));
-            said.extend(reader.take_notice());
+            said.extend(reader.take_notice().map(|notice| notice.line));
         }
         assert_eq!(said.len(), 1);
         assert!(

@@ -3,14 +3,15 @@
 //! Shared by the readers, so that short reads, ends of files and errors mean the same in all of them. The buffers'
 //! vector is reused from read to read.
 
+use std::collections::VecDeque;
 use std::io;
 
-use super::{MAX_PARTS, Read, ReadError, Region};
+use super::{Done, MAX_PARTS, Read, ReadError, Region};
 
 /// Times in a row that a read may be answered "try again" before that becomes its error.
 const MAX_STALLS: u32 = 64;
 
-/// Refuses what the kernel must not see. Every reader checks at `submit`.
+/// Refuses what the kernel must not see. Every reader checks at `submit`, mostly by [`admit`].
 pub(super) fn check(read: &Read, regions: &[Region]) -> Result<(), ReadError> {
     if read.parts.len() > MAX_PARTS {
         return Err(ReadError::TooManyParts { parts: read.parts.len() });
@@ -34,6 +35,19 @@ pub(super) fn check(read: &Read, regions: &[Region]) -> Result<(), ReadError> {
         return Err(unexpected_end(read, wanted, 0));
     }
     Ok(())
+}
+
+/// Takes a submitted read: to those that wait, or at once to those that have ended if the kernel must not see it.
+pub(super) fn admit(read: Read, regions: &[Region], waiting: &mut VecDeque<Read>, ended: &mut Vec<Done>) {
+    match check(&read, regions) {
+        Ok(()) => waiting.push_back(read),
+        Err(error) => ended.push(Done { read, result: Err(error) }),
+    }
+}
+
+/// Ends the reads that wait, as cancelled.
+pub(super) fn cancel_waiting(waiting: &mut VecDeque<Read>, ended: &mut Vec<Done>) {
+    ended.extend(waiting.drain(..).map(|read| Done { read, result: Err(ReadError::Cancelled) }));
 }
 
 /// The state of one read.

@@ -312,8 +312,7 @@ impl UringReader {
 
     /// Asks the kernel to cancel what it has; what it does not have ends here.
     fn cancel_all(&mut self) {
-        let waiting = self.queue.drain(..).map(|read| Done { read, result: Err(ReadError::Cancelled) });
-        self.ready.extend(waiting);
+        transfer::cancel_waiting(&mut self.queue, &mut self.ready);
         while let Some(index) = self.to_push.pop() {
             self.finish(index, Err(ReadError::Cancelled));
         }
@@ -354,10 +353,7 @@ impl BlockReader for UringReader {
     }
 
     fn submit(&mut self, read: Read) {
-        match transfer::check(&read, &self.regions) {
-            Ok(()) => self.queue.push_back(read),
-            Err(error) => self.ready.push(Done { read, result: Err(error) }),
-        }
+        transfer::admit(read, &self.regions, &mut self.queue, &mut self.ready);
     }
 
     fn wait(&mut self, at_least: usize, done: &mut Vec<Done>) -> Result<(), RingError> {

@@ -68,7 +68,7 @@ pub(super) fn export(
     let (name, mut done) = (version.reference().to_string(), 0);
     interrupt::say_on_interrupt(
         console,
-        "the file was not made; an unfinished one beside it, its name begins with a dot, can go",
+        || "the file was not made; an unfinished one beside it, its name begins with a dot, can go",
     );
     let mut meter = Meter::begin(console, "exporting", version.totals.bytes);
     let exported = catalogue.export(version, file, replace, &mut |progress: CheckProgress| {

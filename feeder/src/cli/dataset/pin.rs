@@ -48,7 +48,7 @@ pub(in crate::cli) struct Args {
 pub(super) fn run(args: &Args, catalogue: &Catalogue, console: &mut Console<'_>) -> Result<(), Failure> {
     console.quiet = args.quiet;
     let request = request(args)?;
-    interrupt::say_on_interrupt(console, "nothing was pinned");
+    interrupt::say_on_interrupt(console, || "nothing was pinned");
     let mut meter = Meter::Silent;
     let mut done = 0;
     let outcome = catalogue.pin(&request, &mut |progress: ScanProgress| {
