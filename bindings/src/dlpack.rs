@@ -9,9 +9,13 @@
 //!   interpreter ends, and in a forked child.
 //! - Exports are host memory (`kDLCPU`, pinned memory too: torch refuses `kDLCUDAHost`), C-contiguous, and writable.
 //!
-//! This is the only module of the crate with unsafe code. The layouts are those of `dlpack.h` 1.0.
+//! Frameworks that have DLPack's functions for C take tensors from these without capsules ([`Exchange`]).
+//!
+//! With its parts, this is the only module of the crate with unsafe code. The layouts are those of `dlpack.h` 1.0.
 
 #![allow(unsafe_code)]
+
+mod exchange;
 
 use std::any::Any;
 use std::ffi::{CStr, c_void};
@@ -23,12 +27,16 @@ use feeder::engine::BatchColumn;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+pub use exchange::Exchange;
+
 /// Host memory.
 pub const CPU: (i32, i32) = (1, 0);
 /// The newest version of the protocol that is written here.
 const VERSION: Version = Version { major: 1, minor: 0 };
 /// Says that the export is a copy of its own.
 const FLAG_IS_COPIED: u64 = 1 << 1;
+/// Tensors of so many dimensions have room for their layout in the export itself.
+const SMALL_NDIM: usize = 4;
 /// Own memory starts on borders of this size, which every consumer takes as it is.
 const ALIGNMENT_BYTES: usize = 64;
 
@@ -228,6 +236,8 @@ trait Managed: Sized {
     const NAME: &'static CStr;
 
     fn wrap(tensor: Raw, copied: bool) -> Self;
+
+    fn tensor(&mut self) -> &mut Raw;
 }
 
 impl Managed for ManagedLegacy {
@@ -235,6 +245,10 @@ impl Managed for ManagedLegacy {
 
     fn wrap(tensor: Raw, _copied: bool) -> Self {
         Self { tensor, manager: std::ptr::null_mut(), deleter: Some(delete::<Self>) }
+    }
+
+    fn tensor(&mut self) -> &mut Raw {
+        &mut self.tensor
     }
 }
 
@@ -245,38 +259,53 @@ impl Managed for ManagedVersioned {
         let flags = if copied { FLAG_IS_COPIED } else { 0 };
         Self { version: VERSION, manager: std::ptr::null_mut(), deleter: Some(delete::<Self>), flags, tensor }
     }
+
+    fn tensor(&mut self) -> &mut Raw {
+        &mut self.tensor
+    }
 }
 
 /// One export. A consumer knows it by the address of its first field.
 #[repr(C)]
 struct Export<M> {
     managed: M,
-    /// The shape, then the strides; `managed` points here.
-    _layout: Box<[i64]>,
+    /// The shape, then the strides; `managed` points here, or to `large`, where that has more dimensions.
+    small: [i64; 2 * SMALL_NDIM],
+    large: Box<[i64]>,
     /// Dropped by the deleter, and with it the lease or the memory itself.
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
 fn export<M: Managed>(data: &TensorData, copied: bool) -> *mut M {
     let ndim = data.shape.len();
-    let mut layout = vec![1i64; 2 * ndim].into_boxed_slice();
-    layout[..ndim].copy_from_slice(&data.shape);
-    for at in (1..ndim).rev() {
-        layout[ndim + at - 1] = layout[ndim + at] * data.shape[at];
-    }
-    // Both ends from one pointer, so that each stays valid while the other is used.
-    let shape = layout.as_mut_ptr();
+    let large = vec![0; if ndim > SMALL_NDIM { 2 * ndim } else { 0 }].into_boxed_slice();
     let tensor = Raw {
         data: data.ptr.cast(),
         device: Device { kind: CPU.0, id: CPU.1 },
         ndim: ndim as i32,
         dtype: data.dtype.into(),
-        shape,
-        strides: shape.wrapping_add(ndim),
+        shape: std::ptr::null_mut(),
+        strides: std::ptr::null_mut(),
         byte_offset: 0,
     };
-    let export = Export { managed: M::wrap(tensor, copied), _layout: layout, _owner: data.owner.clone() };
-    Box::into_raw(Box::new(export)).cast()
+    let (managed, owner) = (M::wrap(tensor, copied), data.owner.clone());
+    let export = Box::into_raw(Box::new(Export { managed, small: [0; 2 * SMALL_NDIM], large, _owner: owner }));
+    // SAFETY: the export is ours until it is handed out. Both ends of the layout are made from one pointer to all of it, so
+    // that each stays valid while the other is used.
+    unsafe {
+        let (small, large) = (&raw mut (*export).small, (*export).large.as_mut_ptr());
+        let layout = if ndim > SMALL_NDIM { large } else { small.cast() };
+        let (shape, strides) = (layout, layout.add(ndim));
+        let mut stride = 1;
+        for (at, &n) in data.shape.iter().enumerate().rev() {
+            shape.add(at).write(n);
+            strides.add(at).write(stride);
+            stride *= n;
+        }
+        let tensor = (*export).managed.tensor();
+        (tensor.shape, tensor.strides) = (shape, strides);
+    }
+    export.cast()
 }
 
 /// The deleter of an export: see the module on where it may run.

@@ -1,7 +1,8 @@
 //! Into whose tensors a batch is handed out: torch's, NumPy's, or plain [`Tensor`]s for any other DLPack consumer.
 //!
 //! Frameworks are imported when the first batch needs them, never before, and their functions are kept: after the first
-//! call a tensor costs well under a microsecond in torch. All of them view the memory; none copies.
+//! call a tensor costs well under a microsecond in torch, half as much where torch has functions for C to make it. All of
+//! them view the memory; none copies.
 
 use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
@@ -10,7 +11,7 @@ use pyo3::types::IntoPyDict;
 
 use feeder::{Dtype, Error};
 
-use crate::dlpack::TensorData;
+use crate::dlpack::{Exchange, TensorData};
 use crate::error::raise;
 use crate::tensor::Tensor;
 
@@ -70,6 +71,16 @@ impl Framework {
 }
 
 fn torch<'py>(py: Python<'py>, data: &TensorData) -> PyResult<Bound<'py, PyAny>> {
+    static EXCHANGE: PyOnceLock<Option<Exchange>> = PyOnceLock::new();
+    let exchange = EXCHANGE.get_or_try_init(py, || Exchange::of(&py.import("torch")?.getattr("Tensor")?))?;
+    match exchange {
+        Some(exchange) => exchange.give(py, data),
+        None => torch_by_capsule(py, data),
+    }
+}
+
+/// As torch does it that has no functions for C.
+pub(crate) fn torch_by_capsule<'py>(py: Python<'py>, data: &TensorData) -> PyResult<Bound<'py, PyAny>> {
     static FROM_DLPACK: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     // The public function takes a capsule as it is, which spares it three calls back into the tensor.
     let from_dlpack = FROM_DLPACK.import(py, "torch.utils.dlpack", "from_dlpack")?;

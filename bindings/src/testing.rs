@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 
 use crate::dlpack::TensorData;
 use crate::error::raise;
-use crate::framework::Framework;
+use crate::framework::{Framework, torch_by_capsule};
 use crate::tensor::Tensor;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
@@ -58,6 +58,7 @@ fn _testing_give<'py>(
         Some("torch") => Framework::Torch,
         Some("numpy") => Framework::Numpy,
         Some("plain") => Framework::Plain,
+        Some("torch by capsule") => return torch_by_capsule(py, tensor.get().data()),
         Some(_) => return Err(PyValueError::new_err("no such framework")),
     };
     framework.give(py, tensor.get().data().clone())

@@ -104,6 +104,7 @@ def test_torch_views_every_type(dtype: str, torch: Any) -> None:
         torch.utils.dlpack.from_dlpack(tensor.__dlpack__(max_version=(1, 0))),
         _forebay._testing_give(tensor, "torch"),
         _forebay._testing_give(tensor),
+        _forebay._testing_give(tensor, "torch by capsule"),
     ]
     for view in views:
         assert view.dtype is getattr(torch, dtype)
@@ -161,9 +162,29 @@ def test_memory_goes_with_the_last_view(numpy: Any) -> None:
 
 
 @pytest.mark.torch
-def test_memory_goes_with_the_last_torch_view(torch: Any) -> None:
+@pytest.mark.parametrize("way", ["functions", "capsules"])
+def test_torch_makes_tensors_by_its_functions_for_c_if_it_has_them(way: str) -> None:
+    code = (
+        "import sys, torch; from forebay import _forebay\n"
+        "name = '__dlpack_c_exchange_api__'\n"
+        "has = hasattr(torch.Tensor, name)\n"
+        "if sys.argv[1] == 'capsules' and has: delattr(torch.Tensor, name)\n"
+        "taken, take = [], torch.utils.dlpack.from_dlpack\n"
+        "torch.utils.dlpack.from_dlpack = lambda capsule: (taken.append(0), take(capsule))[1]\n"
+        "tensor = _forebay._testing_tensor(b'\\7', 'int8', [1])\n"
+        "view = _forebay._testing_give(tensor, 'torch')\n"
+        "assert type(view) is torch.Tensor and view.tolist() == [7]\n"
+        "assert len(taken) == (0 if has and sys.argv[1] == 'functions' else 1), (has, taken)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, way], capture_output=True, text=True, timeout=500)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("framework", ["torch", "torch by capsule"])
+def test_memory_goes_with_the_last_torch_view(framework: str, torch: Any) -> None:
     before = _forebay._testing_live()
-    view = _forebay._testing_give(make("float32"), "torch")
+    view = _forebay._testing_give(make("float32"), framework)
     part = view[0]
     del view
     assert _forebay._testing_live() == before + 1

@@ -73,6 +73,25 @@ fn exports_say_shape_strides_and_type() {
 }
 
 #[test]
+fn layouts_of_any_number_of_dimensions_are_whole() {
+    for ndim in 1..=2 * SMALL_NDIM {
+        let shape: Vec<i64> = (2..).take(ndim).collect();
+        let (data, drops) = counted(Dtype::UInt8, &shape);
+        let managed = export::<ManagedVersioned>(&data, false);
+        drop(data);
+        // SAFETY: the export is ours and live; shape and strides have `ndim` entries.
+        unsafe {
+            let tensor = &(*managed).tensor;
+            assert_eq!(std::slice::from_raw_parts(tensor.shape, ndim), shape);
+            let strides: Vec<i64> = (0..ndim).map(|at| shape[at + 1..].iter().product()).collect();
+            assert_eq!(std::slice::from_raw_parts(tensor.strides, ndim), strides);
+            delete(managed);
+        }
+        assert_eq!(drops.load(Ordering::SeqCst), 1);
+    }
+}
+
+#[test]
 fn a_scalar_and_an_empty_tensor_have_their_layout() {
     for shape in [vec![], vec![0], vec![0, 5]] {
         let (data, _) = counted(Dtype::Float32, &shape);

@@ -105,10 +105,29 @@ impl Grouped {
 
     /// Takes in `span`, the next one.
     fn add(&mut self, span: &Run) {
-        self.spans.end += 1;
-        self.samples.end = self.samples.end.max(span.index + u64::from(span.count));
-        self.rows += span.count as usize;
+        self.add_all(1, span.index + u64::from(span.count), span.count as usize);
     }
+
+    /// Takes in the next `spans`, which end before sample `end` and have `rows` rows.
+    fn add_all(&mut self, spans: usize, end: u64, rows: usize) {
+        self.spans.end += spans;
+        self.samples.end = self.samples.end.max(end);
+        self.rows += rows;
+    }
+}
+
+/// How many of `runs`, from the first on, end before sample `limit`, where they end and the rows they have.
+fn before(runs: &[Run], limit: u64) -> (usize, u64, usize) {
+    let (mut end, mut rows) = (0, 0);
+    for (at, run) in runs.iter().enumerate() {
+        let run_end = run.index + u64::from(run.count);
+        if run_end > limit {
+            return (at, end, rows);
+        }
+        end = run_end.max(end);
+        rows += run.count as usize;
+    }
+    (runs.len(), end, rows)
 }
 
 /// See the module. One per reader thread.
@@ -202,23 +221,27 @@ impl Assembler {
         let first_read = out.len();
         self.group.clear();
         job.chunk_first = job.taken.unit.runs.first().map_or(0, |run| run.index);
-        let mut cut = 0;
-        let mut known = 0..0;
-        for at in 0..job.taken.unit.runs.len() {
+        // The end of the block of the run before, in the same chunk.
+        let (mut cut, mut known_end, mut at) = (0, 0, 0);
+        while at < job.taken.unit.runs.len() {
             if job.taken.unit.cuts.get(cut) == Some(&at) {
                 self.make_reads(job, number, out);
-                known = 0..0;
+                known_end = 0;
                 job.chunk_at += self.chunk_bytes;
                 job.chunk_first = job.taken.unit.runs[at].index;
                 cut += 1;
             }
-            let mut run = job.taken.unit.runs[at];
-            if known.start <= run.index && run.index + u64::from(run.count) <= known.end {
-                // In the block of the one before, as nearly all are.
-                job.spans.push(run);
-                self.group.last_mut().into_iter().for_each(|last| last.add(&run));
+            // Nearly all runs lie in that block too.
+            let cut_at = job.taken.unit.cuts.get(cut).copied().unwrap_or(job.taken.unit.runs.len());
+            let (count, end, rows) = before(&job.taken.unit.runs[at..cut_at], known_end);
+            if let Some(last) = self.group.last_mut().filter(|_| count > 0) {
+                job.spans.extend_from_slice(&job.taken.unit.runs[at..at + count]);
+                last.add_all(count, end, rows);
+                at += count;
                 continue;
             }
+            let mut run = job.taken.unit.runs[at];
+            at += 1;
             while run.count > 0 {
                 let inside = self.block.as_ref().is_some_and(|block| (block.first..block.end).contains(&run.index));
                 if !inside || self.group.is_empty() {
@@ -228,7 +251,7 @@ impl Assembler {
                             Located::Block(block) => block,
                             Located::Lost { error, .. } if !self.sampler.takes_all() => return Err(error),
                             Located::Lost { end, error } => {
-                                known = 0..0;
+                                known_end = 0;
                                 self.make_reads(job, number, out);
                                 lose(job, &mut run, end, &error);
                                 continue;
@@ -241,8 +264,8 @@ impl Assembler {
                     self.group.push(Grouped::new(job.spans.len(), run.index, block.clone()));
                     self.block = Some(block);
                 }
-                known = self.block.as_ref().map_or(0..run.index, |block| block.first..block.end);
-                let count = u64::from(run.count).min(known.end - run.index) as u32;
+                known_end = self.block.as_ref().map_or(run.index, |block| block.end);
+                let count = u64::from(run.count).min(known_end - run.index) as u32;
                 let span = Run { count, ..run };
                 job.spans.push(span);
                 self.group.last_mut().into_iter().for_each(|last| last.add(&span));
@@ -256,6 +279,8 @@ impl Assembler {
             self.read_for_nothing(job, number, out);
         }
         job.reads_left = out.len() - first_read;
+        // Now, while the runs are in the cache: the reads will drive them out of it.
+        job.taken.count_rows();
         Ok(())
     }
 
@@ -316,13 +341,12 @@ impl Assembler {
         let short = run_bytes < DIRECT_BYTES && spans.len() > DIRECT_RUNS;
         if !job.check && !short && stored.widen.is_none() {
             let (slots, first_step) = (&job.taken.slots, job.taken.unit.first_step);
-            reads.push_all(job.spans[spans].iter().map(|span| {
+            reads.push_all(&job.spans[spans], |span| {
                 let slot = slots[(span.step - first_step) as usize] as usize;
                 let at = slot * self.layout.slot_bytes + placed.offset + span.row as usize * bytes;
                 let offset = buffer + block.row_of(span.index) * bytes as u64;
-                let part = Part { region: SLAB, at, bytes: (span.count as usize * bytes) as u32 };
-                (offset, part, span.index..span.index + u64::from(span.count))
-            }));
+                (offset, Part { region: SLAB, at, bytes: (span.count as usize * bytes) as u32 })
+            });
             return;
         }
         let (mut start, mut end) = (row * bytes, (row + count) * bytes);
@@ -449,10 +473,8 @@ impl Assembler {
         }
     }
 
-    /// Fails the steps that needed what could not be read, and counts everything as there. The caller then calls
-    /// [`Feed::done`].
-    pub(super) fn count(job: &mut Job, feed: &Feed) {
-        job.taken.count_rows();
+    /// Fails the steps that needed what could not be read. The caller then calls [`Feed::done`].
+    pub(super) fn fail_steps(job: &mut Job, feed: &Feed) {
         for (samples, failure) in job.failed.drain(..) {
             for span in &job.spans {
                 if span.index < samples.end && samples.start < span.index + u64::from(span.count) {
@@ -464,11 +486,12 @@ impl Assembler {
 
     /// Fails every step of a unit whose reads could not even be made.
     pub(super) fn give_up(job: &mut Job, error: &Error, feed: &Feed) {
+        job.taken.count_rows();
         job.spans.clear();
         job.spans.extend(job.taken.unit.runs.iter().cloned());
         job.failed.clear();
         job.failed.push((0..u64::MAX, Failure::of(error)));
-        Self::count(job, feed);
+        Self::fail_steps(job, feed);
     }
 }
 

@@ -310,7 +310,7 @@ impl<'a> Pump<'a> {
     }
 }
 
-/// Checks, moves and counts the rows of a unit whose reads are all back.
+/// Checks and moves the rows of a unit whose reads are all back.
 fn finish(shared: &Shared, assembler: &mut Assembler, job: &mut Job) {
     let mut bad = Vec::new();
     assembler.finish(job, &mut bad);
@@ -321,7 +321,7 @@ fn finish(shared: &Shared, assembler: &mut Assembler, job: &mut Job) {
             shared.feed.fail(seq_of(&job.taken, &sample.span), &Failure::of(&error));
         }
     }
-    Assembler::count(job, &shared.feed);
+    Assembler::fail_steps(job, &shared.feed);
 }
 
 /// Does with a bad sample what the policy says.

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::assemble::{JUNK, JUNK_BYTES};
+use crate::plan::Run;
 use crate::reader::{MAX_PARTS, Part, Read, ReadFile};
 
 /// A read ends before it grows beyond this, unless one row is larger.
@@ -39,23 +40,38 @@ impl Reads<'_> {
         *self.end = next;
     }
 
-    /// The same of many parts, in order of offsets and samples. Most follow straight on, as the rows of a shuffled chunk do,
-    /// and this is made for them: it is done for every row.
-    pub(super) fn push_all(&mut self, parts: impl Iterator<Item = (u64, Part, Range<u64>)>) {
-        let mut parts = parts.peekable();
-        while let Some((offset, part, samples)) = parts.next() {
-            self.push(offset, part, samples);
-            let (Some(read), Some(range)) = (self.out.last_mut(), self.ranges.last_mut()) else { return };
-            let (read_end, room) = (read.offset + READ_BYTES, MAX_PARTS.saturating_sub(read.parts.len()));
-            let mut end = *self.end;
-            for _ in 0..room {
-                let follows =
-                    |(offset, part, _): &(u64, Part, _)| *offset == end && end + u64::from(part.bytes) <= read_end;
-                let Some((_, part, samples)) = parts.next_if(follows) else { break };
-                end += u64::from(part.bytes);
-                range.end = range.end.max(samples.end);
+    /// The same of the parts of many spans, in order of offsets and samples. Most follow straight on, as the rows of a shuffled
+    /// chunk do, and this is made for them: it is done for every row.
+    pub(super) fn push_all(&mut self, spans: &[Run], place: impl Fn(&Run) -> (u64, Part)) {
+        // Where the last read ends so far and may end at most, how many parts it may still get, and the end of its samples.
+        let (mut end, mut limit, mut room, mut samples_end) = (0, 0, 0, 0);
+        for span in spans {
+            let (offset, part) = place(span);
+            let (next, samples) = (offset + u64::from(part.bytes), span.index..span.index + u64::from(span.count));
+            if offset == end
+                && next <= limit
+                && room > 0
+                && let Some(read) = self.out.last_mut()
+            {
                 extend(&mut read.parts, part);
+                (end, room, samples_end) = (next, room - 1, samples_end.max(samples.end));
+                continue;
             }
+            self.reach(end, samples_end);
+            samples_end = samples.end;
+            self.push(offset, part, samples);
+            let Some(read) = self.out.last() else { return };
+            (end, limit, room) = (next, read.offset + READ_BYTES, MAX_PARTS.saturating_sub(read.parts.len()));
+        }
+        self.reach(end, samples_end);
+    }
+
+    /// The last read ends at `end`, its samples end at `samples_end` at least.
+    fn reach(&mut self, end: u64, samples_end: u64) {
+        if samples_end > 0
+            && let Some(range) = self.ranges.last_mut()
+        {
+            range.end = range.end.max(samples_end);
             *self.end = end;
         }
     }

@@ -89,6 +89,20 @@ impl Draws {
         draw
     }
 
+    /// What [`below`](Self::below) would give for `bound`, then for `bound - 1`, at least 1; `None`, and nothing is drawn, if it
+    /// would refuse a draw. Only between words.
+    fn two_below(&mut self, bound: u32) -> Option<(u32, u32)> {
+        let state = self.state.wrapping_add(GOLDEN);
+        let word = scramble(state);
+        let (first, second) = (word & u64::from(u32::MAX), word >> 32);
+        let (first, second) = (first * u64::from(bound), second * u64::from(bound - 1));
+        if (first as u32) < bound || (second as u32) < bound {
+            return None;
+        }
+        self.state = state;
+        Some(((first >> 32) as u32, (second >> 32) as u32))
+    }
+
     /// A number below `bound`, each equally likely (Lemire's method).
     fn below(&mut self, bound: u32) -> u32 {
         let mut product = u64::from(self.next()) * u64::from(bound);
@@ -109,9 +123,18 @@ pub(super) fn shuffle(order: &mut Vec<u32>, n: u32, key: u64) {
     order.clear();
     order.extend(0..n);
     let mut draws = Draws { state: key, word: 0, halves: 0 };
-    for i in (1..n).rev() {
-        let j = draws.below(i + 1);
-        order.swap(i as usize, j as usize);
+    // Two elements from a word, which is the same as one after the other, until a draw is refused, as one in a billion is.
+    let mut bound = n;
+    while bound > 2
+        && let Some((last, before)) = draws.two_below(bound)
+    {
+        order.swap(bound as usize - 1, last as usize);
+        order.swap(bound as usize - 2, before as usize);
+        bound -= 2;
+    }
+    for bound in (2..=bound).rev() {
+        let j = draws.below(bound);
+        order.swap(bound as usize - 1, j as usize);
     }
 }
 

@@ -26,8 +26,9 @@ pub(super) struct Shuffled {
     pools: Vec<Pool>,
     /// Pools that are not open.
     free: Vec<usize>,
-    /// The permutation of the pool just opened.
+    /// The permutation of the pool just opened, and which of its chunks were come upon.
     order: Vec<u32>,
+    seen: Vec<bool>,
     /// Where the walk stands: the step with its places, this rank's next position in it and the end of its part.
     step: u64,
     places: Range<u64>,
@@ -75,6 +76,42 @@ struct Pool {
 }
 
 impl Pool {
+    /// Writes down that the samples `x`, in the order of training, go to the cells' values from `first` on. `order` is the
+    /// pool's permutation.
+    fn write(&mut self, order: &[u32], first: u64, x: Range<u64>) {
+        if x.is_empty() {
+            return;
+        }
+        let start = self.range.start;
+        for (cell, &dealt) in (first..).zip(&order[(x.start - start) as usize..(x.end - start) as usize]) {
+            self.cells[dealt as usize] = cell;
+        }
+    }
+
+    /// Lists the chunks, of `chunk` cells, by the first of their cells that is given out. `order` is what is left of the
+    /// permutation: cells are given out in this order.
+    fn find_chunks(&mut self, order: &[u32], chunk: usize, seen: &mut Vec<bool>) {
+        self.chunks.clear();
+        let (whole, broken) = (self.cells.len().div_ceil(chunk), self.broken);
+        let is_broken = broken < self.cells.len() && !broken.is_multiple_of(chunk);
+        let chunks = whole + usize::from(is_broken);
+        seen.clear();
+        seen.resize(chunks, false);
+        for &dealt in order {
+            let dealt = dealt as usize;
+            let number = dealt / chunk;
+            let beyond = is_broken && number == broken / chunk && dealt >= broken;
+            // The part of a broken chunk behind its break counts as the last one.
+            let (number, at) = if beyond { (whole, broken) } else { (number, number * chunk) };
+            if self.cells[dealt] != NONE && !std::mem::replace(&mut seen[number], true) {
+                self.chunks.push((self.cells[dealt], at as u32));
+                if self.chunks.len() == chunks {
+                    return;
+                }
+            }
+        }
+    }
+
     /// Where the chunk of `chunk` cells ends that begins at cell `at`.
     fn chunk_end(&self, at: usize, chunk: usize) -> usize {
         let end = (at - at % chunk + chunk).min(self.cells.len());
@@ -91,6 +128,7 @@ impl Shuffled {
             pools: Vec::new(),
             free: Vec::new(),
             order: Vec::new(),
+            seen: Vec::new(),
             step: 0,
             places: 0..0,
             at: 0,
@@ -218,22 +256,17 @@ impl Shuffled {
             let start = samples.start.max(self.visit.start);
             let end = samples.end.min(range.end);
             let first = (rows.took - pool.step) << 32 | (row + start.saturating_sub(samples.start));
-            for (cell, x) in (first..).zip(start..end) {
-                pool.cells[self.order[(x - range.start) as usize] as usize] = cell;
+            pool.write(&self.order, first, start..end);
+            // From here on every step has as many more, in the same rows, as long as steps are whole.
+            let (again, each) = rows.again(span, steps, range.end);
+            for turn in 1..=again {
+                let first = (rows.took + turn - pool.step) << 32 | row;
+                pool.write(&self.order, first, samples.start + turn * each..(samples.end + turn * each).min(range.end));
             }
+            rows.skip(again, each);
         }
         pool.broken = span.break_of(lane).map_or(usize::MAX, |at| at.saturating_sub(range.start) as usize);
-        pool.chunks.clear();
-        let mut at = 0;
-        while at < size {
-            let end = pool.chunk_end(at, span.chunk as usize);
-            let first = pool.cells[at..end].iter().copied().fold(NONE, u64::min);
-            if first != NONE {
-                pool.chunks.push((first, at as u32));
-            }
-            at = end;
-        }
-        pool.chunks.sort_unstable();
+        pool.find_chunks(&self.order[(self.visit.start - range.start) as usize..], span.chunk as usize, &mut self.seen);
         let next_step = pool.step + (pool.chunks[0].0 >> 32);
         self.lanes[lane as usize] = LaneState { span: span.number, end: range.end, next_step, pool: number };
     }
@@ -280,20 +313,22 @@ impl Shuffled {
 
 /// Adds runs of a chunk's cells; gives the last step among them, relative as in the cells.
 fn collect(cells: &[u64], start: u64, step: u64, runs: &mut Vec<Run>) -> u64 {
-    let (begin, mut following, mut last) = (runs.len(), NONE, 0);
+    let (mut following, mut last) = (NONE, 0);
+    runs.reserve(cells.len());
     for (index, &cell) in (start..).zip(cells) {
         if cell == NONE {
             following = NONE;
             continue;
         }
-        match runs[begin..].last_mut() {
+        match runs.last_mut() {
+            // The one that these cells began.
             Some(run) if cell == following => run.count += 1,
             _ => runs.push(Run { index, count: 1, step: step + (cell >> 32), row: cell as u32 }),
         }
-        last = last.max(cell >> 32);
+        last = last.max(cell);
         following = cell + 1;
     }
-    last
+    last >> 32
 }
 
 /// Walks the steps that a lane's samples fall into, from one sample on, and says which rows of this rank they are.
@@ -338,6 +373,24 @@ impl Rows {
         self.took = self.step;
         self.go_on(end, to, lanes, steps.batch);
         (samples, start.saturating_sub(part.start))
+    }
+
+    /// After [`next`](Self::next): how many steps follow that give the same rows, each of samples further on by the second
+    /// number; only those that begin before sample `end`.
+    fn again(&self, span: &Span, steps: &Steps, end: u64) -> (u64, u64) {
+        let each = steps.batch / span.lanes;
+        if !steps.batch.is_multiple_of(span.lanes) || steps.place(self.took) < span.start {
+            return (0, each);
+        }
+        let whole = steps.whole_until(span.start + span.size);
+        let steps = whole.saturating_sub(self.took + 1);
+        (steps.min(end.saturating_sub(self.x).div_ceil(each)), each)
+    }
+
+    /// Passes so many steps by, of so many samples each.
+    fn skip(&mut self, steps: u64, each: u64) {
+        self.step += steps;
+        self.x += steps * each;
     }
 
     /// Goes on to sample `x`, the lane's first at or after the end `to` of the step.

@@ -114,6 +114,12 @@ impl Steps {
         self.short > 0 && step + 1 == self.count
     }
 
+    /// How many steps, from the first on, are full and end at or before place `end`.
+    pub(super) fn whole_until(&self, end: u64) -> u64 {
+        let full = self.count - u64::from(self.short > 0);
+        full.min(end.saturating_sub(self.from) / self.batch)
+    }
+
     /// Whether there is one rank only.
     pub(super) fn alone(&self) -> bool {
         self.share.world == 1

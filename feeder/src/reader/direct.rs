@@ -179,7 +179,9 @@ impl DirectReader {
             let mut reads = std::mem::take(&mut self.works[number].reads);
             let (next, end) = self.join(read, &mut reads);
             self.started += reads.len();
-            match self.direct_file(&reads[0].file, next, end - next) {
+            // What is not inside our regions is left to the wrapped reader to refuse.
+            let file = self.direct_file(&reads[0].file, next, end - next);
+            match file.filter(|_| reads.iter().all(|read| transfer::check(read, &self.regions).is_ok())) {
                 None => {
                     reads.drain(..).for_each(|read| self.submit_cached(read));
                     self.works[number].reads = reads;
@@ -418,7 +420,7 @@ fn wanted(read: &Read) -> u64 {
 
 /// Where a read ends in its file.
 fn end_of(read: &Read) -> u64 {
-    read.offset + wanted(read)
+    read.offset.saturating_add(wanted(read))
 }
 
 impl BlockReader for DirectReader {
@@ -435,7 +437,13 @@ impl BlockReader for DirectReader {
     }
 
     fn submit(&mut self, read: Read) {
-        transfer::admit(read, &self.regions, &mut self.queue, &mut self.ready);
+        // All else that it may refuse the wrapped reader would refuse, but the bounce buffers are not the caller's.
+        if read.parts.iter().any(|part| part.region as usize >= self.regions.len())
+            && let Err(error) = transfer::check(&read, &self.regions)
+        {
+            return self.ready.push(Done { read, result: Err(error) });
+        }
+        self.queue.push_back(read);
     }
 
     fn wait(&mut self, at_least: usize, done: &mut Vec<Done>) -> Result<(), RingError> {

@@ -17,7 +17,7 @@ pub(super) struct PreadvReader {
     regions: Vec<Region>,
     depth: usize,
     queue: VecDeque<Read>,
-    /// Ended without a call: refused or cancelled.
+    /// Ended without a call: cancelled.
     ready: Vec<Done>,
     transfer: Transfer,
     stats: ReaderStats,
@@ -34,7 +34,7 @@ impl PreadvReader {
     }
 
     fn execute(&mut self, read: &Read) -> Result<(), ReadError> {
-        self.transfer.begin(read, &self.regions);
+        self.transfer.begin(read, &self.regions)?;
         if self.transfer.rest().is_empty() {
             return Ok(());
         }
@@ -67,7 +67,7 @@ impl BlockReader for PreadvReader {
     }
 
     fn submit(&mut self, read: Read) {
-        transfer::admit(read, &self.regions, &mut self.queue, &mut self.ready);
+        self.queue.push_back(read);
     }
 
     fn wait(&mut self, at_least: usize, done: &mut Vec<Done>) -> Result<(), RingError> {
@@ -95,8 +95,8 @@ fn preadv(read: &Read, transfer: &Transfer) -> Result<usize, i32> {
     let buffers = transfer.rest();
     let fd = read.file.as_fd().as_raw_fd();
     // SAFETY: the descriptor is open while `read` lives; the buffers are at most `MAX_PARTS`, lie inside regions (checked
-    // at submit) that this reader keeps alive, and no reference to their bytes exists, by the region's rules. The offset
-    // fits: checked at submit.
+    // by `begin`) that this reader keeps alive, and no reference to their bytes exists, by the region's rules. The offset
+    // fits: checked by `begin`.
     let got = unsafe {
         libc::preadv(fd, buffers.as_ptr(), buffers.len() as libc::c_int, transfer.offset(read) as libc::off_t)
     };

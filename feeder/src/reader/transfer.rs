@@ -6,43 +6,37 @@
 use std::collections::VecDeque;
 use std::io;
 
-use super::{Done, MAX_PARTS, Read, ReadError, Region};
+use super::{Done, MAX_PARTS, Part, Read, ReadError, Region};
 
 /// Times in a row that a read may be answered "try again" before that becomes its error.
 const MAX_STALLS: u32 = 64;
 
-/// Refuses what the kernel must not see. Every reader checks at `submit`, mostly by [`admit`].
+/// Refuses what the kernel must not see: what is not inside `regions`, and where no file has bytes.
 pub(super) fn check(read: &Read, regions: &[Region]) -> Result<(), ReadError> {
+    each_part(read, regions, |_, _| {}).map(drop)
+}
+
+/// Checks all parts and gives `take` the address and bytes of each, until one is refused: the bytes of all.
+#[inline]
+fn each_part(read: &Read, regions: &[Region], mut take: impl FnMut(*mut u8, usize)) -> Result<u64, ReadError> {
     if read.parts.len() > MAX_PARTS {
         return Err(ReadError::TooManyParts { parts: read.parts.len() });
     }
     let mut wanted = 0;
-    for (index, part) in read.parts.iter().enumerate() {
-        let region = regions.get(part.region as usize);
-        if !region.is_some_and(|region| region.holds(part.at, part.bytes as usize)) {
-            return Err(ReadError::OutOfBounds {
-                part: index,
-                region: part.region,
-                at: part.at,
-                bytes: part.bytes,
-                region_bytes: region.map_or(0, Region::len),
-            });
-        }
-        wanted += u64::from(part.bytes);
+    for (index, &Part { region, at, bytes }) in read.parts.iter().enumerate() {
+        let found = regions.get(region as usize);
+        let Some(inside) = found.filter(|region| region.holds(at, bytes as usize)) else {
+            let region_bytes = found.map_or(0, Region::len);
+            return Err(ReadError::OutOfBounds { part: index, region, at, bytes, region_bytes });
+        };
+        wanted += u64::from(bytes);
+        take(inside.address().wrapping_add(at), bytes as usize);
     }
-    // No file has bytes there; and to io_uring offset -1 means "wherever the file stands".
+    // To io_uring offset -1 means "wherever the file stands".
     if read.offset > (i64::MAX as u64).saturating_sub(wanted) {
         return Err(unexpected_end(read, wanted, 0));
     }
-    Ok(())
-}
-
-/// Takes a submitted read: to those that wait, or at once to those that have ended if the kernel must not see it.
-pub(super) fn admit(read: Read, regions: &[Region], waiting: &mut VecDeque<Read>, ended: &mut Vec<Done>) {
-    match check(&read, regions) {
-        Ok(()) => waiting.push_back(read),
-        Err(error) => ended.push(Done { read, result: Err(error) }),
-    }
+    Ok(wanted)
 }
 
 /// Ends the reads that wait, as cancelled.
@@ -62,21 +56,19 @@ pub(super) struct Transfer {
 }
 
 impl Transfer {
-    /// Begins a read that [`check`] has passed.
-    pub(super) fn begin(&mut self, read: &Read, regions: &[Region]) {
+    /// Begins a read, or refuses it as [`check`] does, and has no buffers then. Both in one: it is done for every row.
+    pub(super) fn begin(&mut self, read: &Read, regions: &[Region]) -> Result<(), ReadError> {
         self.buffers.clear();
-        (self.next, self.wanted, self.got, self.stalls) = (0, 0, 0, 0);
-        for part in read.parts.iter().filter(|part| part.bytes > 0) {
-            let base = regions[part.region as usize].address().wrapping_add(part.at);
-            self.wanted += u64::from(part.bytes);
-            match self.buffers.last_mut() {
-                // Neighbours in memory are one buffer for the kernel.
-                Some(last) if last.iov_base.wrapping_byte_add(last.iov_len) == base.cast() => {
-                    last.iov_len += part.bytes as usize;
-                }
-                _ => self.buffers.push(libc::iovec { iov_base: base.cast(), iov_len: part.bytes as usize }),
-            }
-        }
+        (self.next, self.got, self.stalls) = (0, 0, 0);
+        let buffers = &mut self.buffers;
+        let wanted = each_part(read, regions, |base, bytes| match buffers.last_mut() {
+            // Neighbours in memory are one buffer for the kernel, and nothing is none.
+            Some(last) if last.iov_base.wrapping_byte_add(last.iov_len) == base.cast() => last.iov_len += bytes,
+            _ if bytes > 0 => buffers.push(libc::iovec { iov_base: base.cast(), iov_len: bytes }),
+            _ => {}
+        });
+        self.wanted = wanted.inspect_err(|_| self.buffers.clear())?;
+        Ok(())
     }
 
     /// What is still to be filled; empty when nothing is.
@@ -145,7 +137,7 @@ fn unexpected_end(read: &Read, wanted: u64, got: u64) -> ReadError {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::{Part, ReadFile};
+    use super::super::ReadFile;
     use super::*;
 
     fn begun(parts: &[(usize, u32)]) -> (Transfer, Read, Region) {
@@ -154,7 +146,7 @@ mod tests {
         let file = Arc::new(ReadFile::open("/dev/null").unwrap());
         let read = Read { file, offset: 1000, parts, token: 0 };
         let mut transfer = Transfer::default();
-        transfer.begin(&read, std::slice::from_ref(&region));
+        transfer.begin(&read, std::slice::from_ref(&region)).unwrap();
         (transfer, read, region)
     }
 
@@ -207,7 +199,7 @@ mod tests {
             other => panic!("{other:?}"),
         }
         // The next read in this place has the same patience.
-        transfer.begin(&read, &[region]);
+        transfer.begin(&read, &[region]).unwrap();
         assert!(transfer.answer(&read, Err(libc::EAGAIN)).is_none());
     }
 }

@@ -161,10 +161,10 @@ impl UringReader {
         while let Some(&index) = self.free.last() {
             let Some(read) = self.queue.pop_front() else { break };
             let slot = &mut self.slots[index as usize];
-            slot.transfer.begin(&read, &self.regions);
+            let begun = slot.transfer.begin(&read, &self.regions);
             if slot.transfer.rest().is_empty() {
-                self.stats.reads += 1;
-                self.ready.push(Done { read, result: Ok(()) });
+                self.stats.reads += u64::from(begun.is_ok());
+                self.ready.push(Done { read, result: begun });
                 continue;
             }
             self.free.pop();
@@ -224,7 +224,7 @@ impl UringReader {
         slot.generation = slot.generation.wrapping_add(1);
         let request = request.user_data(tag(index, slot.generation));
         // SAFETY: the list of buffers belongs to the slot and is not changed before the completion has arrived
-        // (`in_kernel`); the buffers lie inside regions (checked at submit) that this reader holds, and no reference to
+        // (`in_kernel`); the buffers lie inside regions (checked by `begin`) that this reader holds, and no reference to
         // their bytes exists, by the regions' rules; the file is open while the slot holds its read, and its entry in
         // the table is pinned. `drop` keeps all of it until the kernel is done.
         let pushed = unsafe { self.ring.submission().push(&request) }.is_ok();
@@ -353,7 +353,7 @@ impl BlockReader for UringReader {
     }
 
     fn submit(&mut self, read: Read) {
-        transfer::admit(read, &self.regions, &mut self.queue, &mut self.ready);
+        self.queue.push_back(read);
     }
 
     fn wait(&mut self, at_least: usize, done: &mut Vec<Done>) -> Result<(), RingError> {

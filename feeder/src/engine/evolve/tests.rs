@@ -96,7 +96,7 @@ fn run(columns: Option<&[String]>, shuffle: bool, checksum: Checksum, script: Sc
         }
         assembler.finish(&mut job, &mut bad);
         assert!(bad.is_empty());
-        Assembler::count(&mut job, &feed);
+        Assembler::fail_steps(&mut job, &feed);
         feed.done(std::iter::once(&job.taken));
     }
     let line = Line::new(&key, ends, 0).unwrap();
