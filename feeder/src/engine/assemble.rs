@@ -19,7 +19,7 @@ use std::sync::Arc;
 use super::Dataset;
 use super::apart::{self, Apart};
 use super::bad::{BadSample, bad_rows};
-use super::blocks::{BlockSpan, Blocks, ColumnsAt, Located};
+use super::blocks::{BlockSpan, Blocks, ColumnsAt, Grouped, Located, before};
 use super::checks::{Check, Checker, Sampler};
 use super::evolve::{self, DefaultRows, Widener};
 use super::feed::{Failure, Feed, Taken};
@@ -85,49 +85,6 @@ impl Job {
     pub(super) fn copied_bytes(&self) -> u64 {
         self.copied_bytes
     }
-}
-
-/// Spans that lie in one part of a block, with their rows.
-struct Grouped {
-    spans: Range<usize>,
-    /// From the first to the last of theirs. A row that repeats a sample has a span of its own, behind one that reaches
-    /// further: the last span need not end last.
-    samples: Range<u64>,
-    rows: usize,
-    block: BlockSpan,
-}
-
-impl Grouped {
-    /// Of the spans to come, the first of which begins with sample `index` and is number `at`.
-    fn new(at: usize, index: u64, block: BlockSpan) -> Self {
-        Self { spans: at..at, samples: index..index, rows: 0, block }
-    }
-
-    /// Takes in `span`, the next one.
-    fn add(&mut self, span: &Run) {
-        self.add_all(1, span.index + u64::from(span.count), span.count as usize);
-    }
-
-    /// Takes in the next `spans`, which end before sample `end` and have `rows` rows.
-    fn add_all(&mut self, spans: usize, end: u64, rows: usize) {
-        self.spans.end += spans;
-        self.samples.end = self.samples.end.max(end);
-        self.rows += rows;
-    }
-}
-
-/// How many of `runs`, from the first on, end before sample `limit`, where they end and the rows they have.
-fn before(runs: &[Run], limit: u64) -> (usize, u64, usize) {
-    let (mut end, mut rows) = (0, 0);
-    for (at, run) in runs.iter().enumerate() {
-        let run_end = run.index + u64::from(run.count);
-        if run_end > limit {
-            return (at, end, rows);
-        }
-        end = run_end.max(end);
-        rows += run.count as usize;
-    }
-    (runs.len(), end, rows)
 }
 
 /// See the module. One per reader thread.
@@ -233,7 +190,9 @@ impl Assembler {
             }
             // Nearly all runs lie in that block too.
             let cut_at = job.taken.unit.cuts.get(cut).copied().unwrap_or(job.taken.unit.runs.len());
-            let (count, end, rows) = before(&job.taken.unit.runs[at..cut_at], known_end);
+            // One that repeats a sample may lie before it.
+            let first = self.block.as_ref().map_or(0, |block| block.first);
+            let (count, end, rows) = before(&job.taken.unit.runs[at..cut_at], first, known_end);
             if let Some(last) = self.group.last_mut().filter(|_| count > 0) {
                 job.spans.extend_from_slice(&job.taken.unit.runs[at..at + count]);
                 last.add_all(count, end, rows);
