@@ -8,10 +8,12 @@ use std::sync::Arc;
 use arrow_buffer::Buffer;
 use corpus::{WAIT, bytes, checked_ids, compare, expected, ids, name, next, rows, topic};
 use cursorstore::{Cursor, PlanKey, State};
-use feeder::engine::{Checksum, Loader, OnBadRecord, Settings, Step};
+use feeder::engine::testing::growth;
+use feeder::engine::{Checksum, Dataset, Loader, OnBadRecord, Settings, Step};
 use feeder::log::{Root, Topic, TopicOptions, WriterOptions};
 use feeder::plan::{Line, Tail};
 use feeder::reader::ReaderKind;
+use feeder::reader::testing::{Script, ScriptedReader};
 use feeder::{ErrorKind, Rows, Schema};
 
 fn settings() -> Settings {
@@ -485,6 +487,64 @@ fn a_damaged_record_is_raised_masked_or_replaced_as_asked_and_the_same_way_on_re
         }
         assert_eq!(runs[0], runs[2]);
         assert_eq!(runs[1], runs[3]);
+    }
+}
+
+#[test]
+fn sampled_checks_compare_single_blocks_of_units_and_the_same_share_of_the_data() {
+    let width = 2046; // a block is 64 rows of 4 KiB and a few bytes, and in order four of them are read together
+    let folder = tempfile::tempdir().unwrap();
+    let made = topic(folder.path(), &[64 * 200], width, 256 << 10, 64 * 200);
+    let view = made.view().unwrap();
+    let block = view.partitions[0].segment_of(0).unwrap().block_of(0).unwrap();
+    assert_eq!(block.rows, 64);
+    let open = |shuffle| {
+        let (lanes, chunk, pool) = (Some(4), Some(64), Some(2));
+        let settings =
+            Settings { shuffle, global_batch: 256, reader_threads: Some(1), lanes, chunk, pool, ..settings() };
+        let mut loader = Loader::open(folder.path(), &name(), settings).unwrap();
+        loader.begin().unwrap();
+        loader
+    };
+    for shuffle in [false, true] {
+        let mut loader = open(shuffle);
+        while let Some(batch) = next(&mut loader) {
+            checked_ids(&batch, width);
+        }
+        let stats = loader.stats();
+        // Four of 200: more, once threads are in the next epoch, which may begin before this one's last batch is taken.
+        let rows = stats.checked_bytes / made.schema().row_bytes() as u64;
+        assert!((4 * 64..=6 * 64).contains(&rows) && rows.is_multiple_of(64), "shuffle={shuffle} {stats:?}");
+        assert_eq!(stats.checked_units, rows / 64, "shuffle={shuffle} {stats:?}");
+    }
+    // The 65th block is the second one that is compared: the damage of the one before it is not looked for.
+    damage(&made, 63 * 64 + 5, width);
+    damage(&made, 64 * 64 + 5, width);
+    let mut loader = open(false);
+    for _ in 0..16 {
+        next(&mut loader).unwrap();
+    }
+    let error = loader.poll_next(WAIT).err().expect("the damage was not seen");
+    assert!(error.kind() == ErrorKind::Corrupt && error.to_string().contains("block="), "{error}");
+}
+
+#[test]
+fn in_order_the_first_batch_waits_for_its_own_memory_and_not_for_the_slab_s() {
+    let (width, portion) = (65_536, 2 << 20); // a batch of 16 is a portion of the slab
+    let folder = tempfile::tempdir().unwrap();
+    topic(folder.path(), &[256], width, 256 << 10, 256);
+    let dataset = Arc::new(Dataset::all_of(folder.path(), &name()).unwrap());
+    for shuffle in [false, true] {
+        let (lanes, chunk, pool, read_ahead_steps) = (Some(4), Some(2), Some(2), Some(6));
+        let settings = Settings { shuffle, global_batch: 16, lanes, chunk, pool, read_ahead_steps, ..settings() };
+        let [first, last, whole] =
+            growth(&dataset, &settings, |regions| Box::new(ScriptedReader::new(8, regions, Script::default())))
+                .unwrap();
+        assert!(whole > 10 * portion, "whole={whole}");
+        assert_eq!(last, whole, "read ahead as far as memory reaches, shuffle={shuffle}");
+        assert!(first < whole, "shuffle={shuffle} first={first} whole={whole}");
+        // The header, and a slot that is not on the borders of portions.
+        assert!(shuffle || first <= 2 * portion, "first={first}");
     }
 }
 

@@ -81,7 +81,7 @@ class DataLoader:
         output: "torch", "numpy", "dlpack" (plain `Tensor`s for any DLPack consumer), or "auto": the first of torch and
             NumPy that can be imported.
         device: Only "cpu" (or None): batches are host memory, copy them with `.to(device, non_blocking=True)`.
-        checksum: "sampled" (one read in 64), "always" or "off".
+        checksum: "sampled" (of what is read, one block in 64), "always" or "off".
         on_bad_record: What to do with a record whose bytes are damaged: "raise", "mask", "substitute"; the latter two
             need `checksum="always"`.
         bad_records_max: Damaged records tolerated.

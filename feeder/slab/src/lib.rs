@@ -27,6 +27,9 @@
 //! What was written to a slot before publishing is visible to whoever took it; what was read from it before the return
 //! has happened when the filler gets it. A slot is in one place at a time, none is lost, none is handed over twice.
 //!
+//! A slab's memory may become present while it is in use ([`Slab::create_growing`]): slots that are not are to the filler as
+//! if the taker had them.
+//!
 //! # Waiting, closing, dying
 //!
 //! A waiter spins for about 2 µs, raises its flag and sleeps on an eventfd; who brings news rings only if the flag is
@@ -67,6 +70,9 @@ mod level;
 
 #[cfg(not(loom))]
 mod room;
+
+#[cfg(not(loom))]
+mod growth;
 
 #[cfg(not(loom))]
 #[allow(unsafe_code)]

@@ -15,7 +15,7 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
@@ -26,23 +26,19 @@ use nix::unistd::ftruncate;
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::error::SlabError;
+use crate::growth::Collapse;
 use crate::layout::PAGE_BYTES;
 use crate::sync::{AtomicU64, ENTRY_WORDS, Entry};
 
 /// What it is called in `/proc/self/maps`.
 const NAME: &str = "forebay-slab";
 
-/// Bytes that one entry of the page table's middle level stands for, on x86-64 and on arm64 with pages of 4 KiB.
-const HUGE_PAGE_BYTES: usize = 2 << 20;
+/// What is made present at a time, from the front on: the bytes that one entry of the page table's middle level stands for,
+/// on x86-64 and on arm64 with pages of 4 KiB.
+pub(crate) const PORTION_BYTES: usize = 2 << 20;
 /// Advice that makes a range one huge page now, whatever the system's settings for such pages of files in memory are
 /// (madvise(2), Linux 6.1; the number is that of `asm-generic/mman-common.h`).
 const MADV_COLLAPSE: libc::c_int = 25;
-/// Huge pages in vain after which no more are asked for: where memory is in pieces, each costs the kernel a search.
-const COLLAPSES_FAILED_MAX: u32 = 8;
-/// What as many small pages as make a huge one take, about. Huge ones that take longer, as the kernel must first move others
-/// out of their way, are not worth it: [`COLLAPSE_PATIENCE`] is all that is lost by trying.
-const SMALL_PAGES_TIME: Duration = Duration::from_micros(1000);
-const COLLAPSE_PATIENCE: Duration = Duration::from_millis(4);
 
 const ADDRESS_SPACE: &str = "the limit on address space (ulimit -v)";
 const MEMORY: &str = "the memory that the kernel has left";
@@ -62,12 +58,12 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Fresh memory of `bytes`, zeroed, present and sealed.
+    /// Fresh memory of `bytes`, zeroed and sealed, none of it present: portions must be [made present](Self::make_present) before
+    /// they are touched.
     pub(crate) fn create(bytes: usize) -> Result<Self, SlabError> {
         let fd = memfd().map_err(|source| os("memfd_create", bytes, source))?;
         ftruncate(&fd, bytes as i64).map_err(|errno| no_room_or("ftruncate", bytes, errno))?;
         let mapping = Self::map(fd, bytes)?;
-        mapping.make_present()?;
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&mapping.fd, FcntlArg::F_ADD_SEALS(seals)).map_err(|errno| os("sealing", bytes, errno))?;
         Ok(mapping)
@@ -141,36 +137,33 @@ impl Mapping {
         }
     }
 
-    /// Makes every page present now: at its first use each one costs a fault, and a missing one would be SIGBUS.
-    fn make_present(&self) -> Result<(), SlabError> {
-        self.collapse();
-        match self.populate(0, self.bytes) {
-            Ok(()) => Ok(()),
+    /// Makes every page of a portion present now: at its first use each one costs a fault, and a missing one would be SIGBUS.
+    /// Tries whether the kernel gives one huge page, if that is wished. Nobody but atomics may use the portion yet.
+    pub(crate) fn make_present(&self, portion: usize, huge: bool) -> Result<Option<Collapse>, SlabError> {
+        let offset = portion * PORTION_BYTES;
+        let len = PORTION_BYTES.min(self.bytes.saturating_sub(offset));
+        let collapse = (huge && len == PORTION_BYTES).then(|| self.collapse(offset));
+        match self.populate(offset, len) {
+            Ok(()) => {}
             // Kernels before 5.14 and some sandboxes do not know the advice. Reserve first, so that touching cannot
             // fail.
-            Err(Errno::EINVAL | Errno::ENOSYS | Errno::EPERM | Errno::EOPNOTSUPP) => self.reserve_and_touch(),
-            Err(errno) => Err(no_room_or("pre-faulting", self.bytes, errno)),
+            Err(Errno::EINVAL | Errno::ENOSYS | Errno::EPERM | Errno::EOPNOTSUPP) => {
+                self.reserve_and_touch(offset, len)?;
+            }
+            Err(errno) => return Err(no_room_or("pre-faulting", self.bytes, errno)),
         }
+        Ok(collapse)
     }
 
-    /// Makes huge pages of as much as the kernel gives without delay. It has to be asked for each: of a range with one small
-    /// page in it one is made at once, of an empty range none is. What stays small is as good, only slower.
-    fn collapse(&self) {
-        let (began, mut failed, mut patience) = (Instant::now(), 0, COLLAPSE_PATIENCE);
-        for at in (0..self.bytes / HUGE_PAGE_BYTES).map(|number| number * HUGE_PAGE_BYTES) {
-            if self.populate(at, PAGE_BYTES).is_err() || began.elapsed() > patience {
-                return;
-            }
-            let start = self.address(at, HUGE_PAGE_BYTES);
+    /// Asks for one huge page at `offset`. Of a range with one small page in it one is made, of an empty range none is.
+    fn collapse(&self, offset: usize) -> Collapse {
+        let began = Instant::now();
+        let result = self.populate(offset, PAGE_BYTES).and_then(|()| {
+            let start = self.address(offset, PORTION_BYTES);
             // SAFETY: a part of this mapping; collapsing changes no contents.
-            if unsafe { libc::madvise(start.cast(), HUGE_PAGE_BYTES, MADV_COLLAPSE) } == -1 {
-                failed += 1;
-                if Errno::last() == Errno::EINVAL || failed == COLLAPSES_FAILED_MAX {
-                    return;
-                }
-            }
-            patience += SMALL_PAGES_TIME;
-        }
+            Errno::result(unsafe { libc::madvise(start.cast(), PORTION_BYTES, MADV_COLLAPSE) }).map(drop)
+        });
+        Collapse { took: began.elapsed(), result }
     }
 
     fn populate(&self, offset: usize, bytes: usize) -> Result<(), Errno> {
@@ -179,14 +172,14 @@ impl Mapping {
         unsafe { madvise(start.cast::<c_void>(), bytes, MmapAdvise::MADV_POPULATE_WRITE) }
     }
 
-    fn reserve_and_touch(&self) -> Result<(), SlabError> {
-        match fallocate(&self.fd, FallocateFlags::empty(), 0, self.bytes as i64) {
+    fn reserve_and_touch(&self, offset: usize, len: usize) -> Result<(), SlabError> {
+        match fallocate(&self.fd, FallocateFlags::empty(), offset as i64, len as i64) {
             Ok(()) | Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => {}
             Err(errno) => return Err(no_room_or("fallocate", self.bytes, errno)),
         }
-        for offset in (0..self.bytes).step_by(PAGE_BYTES) {
+        for offset in (offset..offset + len).step_by(PAGE_BYTES) {
             let address = self.address(offset, 1);
-            // SAFETY: inside the mapping, which nobody else has yet; volatile, since only the touch matters.
+            // SAFETY: inside the mapping, in a part that nobody else uses yet; volatile, since only the touch matters.
             unsafe { address.write_volatile(0) };
         }
         Ok(())
@@ -204,12 +197,12 @@ impl Drop for Mapping {
 /// A free address at which `bytes` of huge pages can begin; none if they fill not even one, or there is no room to spare. Who
 /// maps something meanwhile may take it: then pages stay small.
 fn huge_page_start(bytes: usize) -> Option<NonZeroUsize> {
-    let room = bytes.checked_add(HUGE_PAGE_BYTES).and_then(NonZeroUsize::new).filter(|_| bytes >= HUGE_PAGE_BYTES)?;
+    let room = bytes.checked_add(PORTION_BYTES).and_then(NonZeroUsize::new).filter(|_| bytes >= PORTION_BYTES)?;
     // SAFETY: a new mapping at an address that the kernel chooses touches nothing that exists.
     let free = unsafe { mmap_anonymous(None, room, ProtFlags::PROT_NONE, MapFlags::MAP_PRIVATE) }.ok()?;
     // SAFETY: what was just mapped, and nobody else knows of.
     unsafe { munmap(free, room.get()) }.ok()?;
-    NonZeroUsize::new(free.addr().get().next_multiple_of(HUGE_PAGE_BYTES))
+    NonZeroUsize::new(free.addr().get().next_multiple_of(PORTION_BYTES))
 }
 
 fn memfd() -> io::Result<OwnedFd> {
@@ -241,9 +234,37 @@ mod tests {
 
     use super::*;
 
+    fn present_bytes(mapping: &Mapping) -> usize {
+        fstat(mapping.fd()).unwrap().st_blocks as usize * 512
+    }
+
+    /// Memory all of which is present.
+    fn whole(bytes: usize) -> Mapping {
+        let mapping = Mapping::create(bytes).unwrap();
+        for portion in 0..bytes.div_ceil(PORTION_BYTES) {
+            mapping.make_present(portion, true).unwrap();
+        }
+        mapping
+    }
+
     #[test]
-    fn fresh_memory_is_present_sealed_and_nameless() {
-        let mapping = Mapping::create(64 * PAGE_BYTES).unwrap();
+    fn memory_is_sealed_at_once_and_present_where_it_was_made_so() {
+        let bytes = 2 * PORTION_BYTES + 3 * PAGE_BYTES;
+        let mapping = Mapping::create(bytes).unwrap();
+        assert_eq!(ftruncate(mapping.fd(), 0), Err(Errno::EPERM));
+        for (portion, huge, present) in
+            [(2, true, 3 * PAGE_BYTES), (0, false, PORTION_BYTES), (1, true, 2 * PORTION_BYTES)]
+        {
+            let collapse = mapping.make_present(portion, huge).unwrap();
+            assert_eq!(collapse.is_some(), portion == 1, "the last one is too small");
+            assert!(present_bytes(&mapping) >= present && (portion == 2 || present_bytes(&mapping) > present));
+        }
+        assert_eq!(present_bytes(&mapping), bytes);
+    }
+
+    #[test]
+    fn fresh_memory_is_sealed_and_nameless() {
+        let mapping = whole(64 * PAGE_BYTES);
         let stat = fstat(mapping.fd()).unwrap();
         assert_eq!(stat.st_size as usize, 64 * PAGE_BYTES);
         assert_eq!(stat.st_blocks as usize * 512, 64 * PAGE_BYTES);
@@ -265,18 +286,18 @@ mod tests {
 
     /// Whether this kernel makes a huge page of a memfd on demand.
     fn kernel_collapses() -> bool {
-        let mapping = Mapping::create(HUGE_PAGE_BYTES).unwrap();
+        let mapping = whole(PORTION_BYTES);
         huge_bytes(&mapping) > 0
     }
 
     #[test]
     fn large_memory_begins_where_huge_pages_do_and_has_them_where_the_kernel_lets_us() {
-        let bytes = 4 * HUGE_PAGE_BYTES + 3 * PAGE_BYTES;
-        let first = Mapping::create(bytes).unwrap();
+        let bytes = 4 * PORTION_BYTES + 3 * PAGE_BYTES;
+        let first = whole(bytes);
         assert_eq!(fstat(first.fd()).unwrap().st_blocks as usize * 512, bytes);
         let second = Mapping::adopt(first.fd().try_clone_to_owned().unwrap(), PAGE_BYTES, 1 << 30).unwrap();
         for mapping in [&first, &second] {
-            assert!(mapping.start.addr().get().is_multiple_of(HUGE_PAGE_BYTES));
+            assert!(mapping.start.addr().get().is_multiple_of(PORTION_BYTES));
         }
         first.words(bytes - 8, 1)[0].store(42, Ordering::Release);
         assert_eq!(second.words(bytes - 8, 1)[0].load(Ordering::Acquire), 42);
@@ -293,13 +314,15 @@ mod tests {
         ftruncate(&fd, 32 * PAGE_BYTES as i64).unwrap();
         let mapping = Mapping::map(fd, 32 * PAGE_BYTES).unwrap();
         assert_eq!(fstat(mapping.fd()).unwrap().st_blocks, 0);
-        mapping.reserve_and_touch().unwrap();
-        assert_eq!(fstat(mapping.fd()).unwrap().st_blocks as usize * 512, 32 * PAGE_BYTES);
+        mapping.reserve_and_touch(8 * PAGE_BYTES, 4 * PAGE_BYTES).unwrap();
+        assert_eq!(present_bytes(&mapping), 4 * PAGE_BYTES);
+        mapping.reserve_and_touch(0, 32 * PAGE_BYTES).unwrap();
+        assert_eq!(present_bytes(&mapping), 32 * PAGE_BYTES);
     }
 
     #[test]
     fn a_second_mapping_sees_the_first() {
-        let first = Mapping::create(PAGE_BYTES).unwrap();
+        let first = whole(PAGE_BYTES);
         let second = Mapping::adopt(first.fd().try_clone_to_owned().unwrap(), PAGE_BYTES, 1 << 20).unwrap();
         assert_ne!(first.address(0, 1), second.address(0, 1));
         first.words(64, 2)[1].store(42, Ordering::Release);
@@ -310,6 +333,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "offset=4088 len=16")]
     fn words_beyond_the_end_are_a_bug() {
-        Mapping::create(PAGE_BYTES).unwrap().words(PAGE_BYTES - 8, 2);
+        whole(PAGE_BYTES).words(PAGE_BYTES - 8, 2);
     }
 }

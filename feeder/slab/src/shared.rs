@@ -1,9 +1,11 @@
 //! One slab as both sides see it: the mapping, the views of its parts, the bells.
 
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::bell::{self, Bells};
 use crate::error::SlabError;
+use crate::growth::Growth;
 use crate::layout::{
     FILLER_SIDE_AT, FILLER_WAITS_AT, IDENTITY_WORDS, Layout, PUBLISHED_AT, RETURNED_AT, TAKEN_AT, TAKER_SIDE_AT,
     TAKER_WAITS_AT,
@@ -32,19 +34,52 @@ pub(crate) struct Shared {
     map: Mapping,
     layout: Layout,
     bells: Bells,
+    growth: Mutex<Growth>,
 }
 
 impl Shared {
-    /// Fresh memory in the state "every slot has come back", from which a filler starts.
+    /// Fresh memory, of which the header is present. To a filler, slots that are not are as if the taker had them.
     pub(crate) fn create(layout: Layout, bells: Bells) -> Result<Self, SlabError> {
-        let shared = Self { map: Mapping::create(layout.total_bytes)?, layout, bells };
-        for slot in 0..layout.shape.slots {
-            shared.returned().give_back(slot);
+        let growth = Mutex::new(Growth::new(layout.total_bytes));
+        let shared = Self { map: Mapping::create(layout.total_bytes)?, layout, bells, growth };
+        while shared.present_bytes() < layout.slots_at {
+            shared.grow()?;
         }
         for (word, value) in shared.map.words(0, IDENTITY_WORDS).iter().zip(layout.identity()) {
             word.store(value, Ordering::Release);
         }
         Ok(shared)
+    }
+
+    /// Makes a further portion of the memory present; the slots that are whole with it are to the filler as if they had come
+    /// back. False if no portion is left to be taken up. Any thread, several side by side.
+    pub(crate) fn grow(&self) -> Result<bool, SlabError> {
+        let Some((portion, huge)) = self.growth().take() else { return Ok(false) };
+        let collapse = self.map.make_present(portion, huge)?;
+        let mut growth = self.growth();
+        let first = self.slots_within(growth.present_bytes());
+        growth.made(portion, collapse);
+        let slots = first..self.slots_within(growth.present_bytes());
+        slots.clone().for_each(|slot| self.returned().give_back(slot));
+        drop(growth);
+        if !slots.is_empty() {
+            self.wake_filler();
+        }
+        Ok(true)
+    }
+
+    /// Bytes that are present, from the beginning on.
+    pub(crate) fn present_bytes(&self) -> usize {
+        self.growth().present_bytes()
+    }
+
+    /// Slots that lie within the first `bytes`.
+    fn slots_within(&self, bytes: usize) -> u32 {
+        (bytes.saturating_sub(self.layout.slots_at) / self.layout.shape.slot_bytes) as u32
+    }
+
+    fn growth(&self) -> MutexGuard<'_, Growth> {
+        self.growth.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Memory that somebody else made.
@@ -54,7 +89,7 @@ impl Shared {
             *value = word.load(Ordering::Acquire);
         }
         let layout = Layout::parse(identity, map.bytes() as u64)?;
-        Ok(Self { map, layout, bells })
+        Ok(Self { map, layout, bells, growth: Mutex::new(Growth::ended(layout.total_bytes)) })
     }
 
     pub(crate) fn map(&self) -> &Mapping {

@@ -32,9 +32,29 @@ impl Slab {
     /// Makes a slab: memory that is present from the start and sealed. Refuses, with the bytes needed, what the machine
     /// or a limit does not allow.
     pub fn create(shape: Shape) -> Result<Self, SlabError> {
+        let slab = Self::create_growing(shape)?;
+        while slab.grow()? {}
+        Ok(slab)
+    }
+
+    /// As [`create`](Self::create), but the memory of slots becomes present only by [`grow`](Self::grow), until when the filler
+    /// does not get them: much of it takes long. What the machine does not allow is refused here; memory that others take
+    /// meanwhile is missed by `grow`. Not to be handed to another process before it is whole.
+    pub fn create_growing(shape: Shape) -> Result<Self, SlabError> {
         let layout = Layout::of(shape)?;
         room::check(layout.total_bytes as u64)?;
         Ok(Self { shared: Arc::new(Shared::create(layout, Bells::new()?)?) })
+    }
+
+    /// Makes a further portion of the memory present and gives the slots that are whole with it to the filler, which is woken.
+    /// False if all portions are taken up. For any thread; several work side by side.
+    pub fn grow(&self) -> Result<bool, SlabError> {
+        self.shared.grow()
+    }
+
+    /// Bytes of the slab, from its beginning on, that are present.
+    pub fn present_bytes(&self) -> usize {
+        self.shared.present_bytes()
     }
 
     /// Maps a slab made elsewhere, after checking its seals, size, version and shape; with bells of its own, which only

@@ -22,6 +22,30 @@ fn what_may_move_between_threads() {
     assert_send::<Taker>();
 }
 
+#[test]
+fn a_growing_slab_gives_each_slot_once_it_is_there_and_only_once() {
+    let (slots, slot_bytes) = (40, 700_000usize.next_multiple_of(4096));
+    let memory = Slab::create_growing(Shape { slots, slot_bytes }).unwrap();
+    let mut filler = memory.filler().unwrap();
+    assert_eq!(filler.free_slots() as usize, (memory.present_bytes() - 4096 * 2) / slot_bytes, "beside the header");
+    assert!(memory.grow().unwrap());
+    let present = filler.free_slots();
+    assert!(present > 0 && present < slots, "present={present}");
+    let taken: Vec<u32> = std::iter::from_fn(|| filler.take_free()).collect();
+    assert_eq!(taken.len() as u32, present);
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| while memory.grow().unwrap() {});
+        }
+    });
+    assert_eq!(memory.present_bytes(), memory.bytes());
+    assert_eq!(nix::sys::stat::fstat(memory.fd()).unwrap().st_blocks as usize * 512, memory.bytes());
+    let mut all: Vec<u32> = taken.into_iter().chain(std::iter::from_fn(|| filler.take_free())).collect();
+    all.sort_unstable();
+    assert_eq!(all, (0..slots).collect::<Vec<_>>());
+    assert!(!memory.grow().unwrap());
+}
+
 /// Publishes `count` stamped batches, waiting for slots as needed.
 fn fill(filler: &mut Filler, memory: &Slab, count: u64) {
     for tag in 0..count {

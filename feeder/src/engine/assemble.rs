@@ -4,7 +4,8 @@
 //! runs of neighbours as long) are read straight into place; smaller ones go through a scratch that stays in L2 and are
 //! copied out with non-temporal stores: narrow ones put together in runs where a unit brings whole pools ([`gathers`]), else
 //! as words of their own ([`scatters`]). Short gaps (headers, padding, other ranks' rows) land in a junk buffer rather
-//! than cost a read. A unit that is to be checked is read through the scratch, widened to whole checksummed pieces. Extents
+//! than cost a read. What is to be checked is read through the scratch, widened to whole checksummed pieces: all, or of what is
+//! read one block's part in [`Checksum::SAMPLE`], so that no unit takes much longer than others. Extents
 //! that lie in one block are read together, column after column, however small they are. What is stored under another
 //! schema than it is read under takes the turns of [`evolve`].
 //! In steady state nothing is allocated: jobs, reads and their lists are used again.
@@ -18,14 +19,15 @@ use std::sync::Arc;
 use super::Dataset;
 use super::apart::{self, Apart};
 use super::bad::{BadSample, bad_rows};
-use super::blocks::{BlockSpan, Blocks, ColumnsAt, Located};
-use super::checks::{Check, Checker};
+use super::blocks::{BlockSpan, Blocks, ColumnsAt, Grouped, Located, before};
+use super::checks::{Check, Checker, Sampler};
 use super::evolve::{self, DefaultRows, Widener};
 use super::feed::{Failure, Feed, Taken};
 use super::gathers::Gathers;
-use super::layout::{SCRATCH_ALIGN_BYTES, SlotLayout};
+use super::layout::{SCRATCH_ALIGN_BYTES, SlotLayout, UnitSize};
 use super::reads::{Reads, token};
 use super::scatters::{CopyOut, Scatters};
+use super::settings::Checksum;
 use crate::error::{Error, Result};
 use crate::log::{PAGE_BYTES, PIECE_BYTES};
 use crate::plan::Run;
@@ -51,8 +53,9 @@ pub(super) const JUNK: u32 = 2;
 #[derive(Default)]
 pub(super) struct Job {
     pub(super) taken: Taken,
-    /// Whether everything read is compared with its checksums.
-    pub(super) check: bool,
+    /// Whether the part whose reads are made is compared with its checksums, and how many bytes of the unit are.
+    check: bool,
+    pub(super) checked_bytes: u64,
     /// First byte of this job's part of the scratch, and how much of it checked pieces use.
     scratch: usize,
     scratch_used: usize,
@@ -84,59 +87,6 @@ impl Job {
     }
 }
 
-/// Spans that lie in one part of a block, with their rows.
-struct Grouped {
-    spans: Range<usize>,
-    /// From the first to the last of theirs. A row that repeats a sample has a span of its own, behind one that reaches
-    /// further: the last span need not end last.
-    samples: Range<u64>,
-    rows: usize,
-    block: BlockSpan,
-}
-
-impl Grouped {
-    /// Of the spans to come, the first of which begins with sample `index` and is number `at`.
-    fn new(at: usize, index: u64, block: BlockSpan) -> Self {
-        Self { spans: at..at, samples: index..index, rows: 0, block }
-    }
-
-    /// Takes in `span`, the next one.
-    fn add(&mut self, span: &Run) {
-        self.add_all(1, span.index + u64::from(span.count), span.count as usize);
-    }
-
-    /// Takes in the next `spans`, which end before sample `end` and have `rows` rows.
-    fn add_all(&mut self, spans: usize, end: u64, rows: usize) {
-        self.spans.end += spans;
-        self.samples.end = self.samples.end.max(end);
-        self.rows += rows;
-    }
-}
-
-/// How many of `runs`, from the first on, lie within `samples`, where they end and the rows they have.
-fn within(runs: &[Run], samples: &Range<u64>) -> (usize, u64, usize) {
-    let (mut end, mut rows) = (0, 0);
-    for (at, run) in runs.iter().enumerate() {
-        let run_end = run.index + u64::from(run.count);
-        // A row that repeats a sample may begin before its neighbour.
-        if run.index < samples.start || run_end > samples.end {
-            return (at, end, rows);
-        }
-        end = run_end.max(end);
-        rows += run.count as usize;
-    }
-    (runs.len(), end, rows)
-}
-
-/// How large units are.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct UnitSize {
-    /// Most samples of a chunk or piece.
-    pub(super) samples: u32,
-    /// Most chunks of a unit.
-    pub(super) chunks: u32,
-}
-
 /// See the module. One per reader thread.
 pub(super) struct Assembler {
     blocks: Blocks,
@@ -144,6 +94,9 @@ pub(super) struct Assembler {
     slab: Region,
     scratch: Region,
     scratch_bytes: usize,
+    /// Where checked pieces begin in a job's part of it: at its front, or behind the places of what is not checked.
+    checks_at: usize,
+    sampler: Sampler,
     /// Where columns have their places in a chunk's part of the scratch, and the bytes of it.
     places: Vec<usize>,
     chunk_bytes: usize,
@@ -162,10 +115,12 @@ pub(super) struct Assembler {
 }
 
 impl Assembler {
-    /// Bytes of scratch that one job needs: its small rows, or everything widened to whole pieces.
+    /// Bytes of scratch that one job needs: its small rows, or everything widened to whole pieces; or the one and a part of
+    /// the other.
     pub(super) fn scratch_bytes(layout: &SlotLayout, unit: UnitSize) -> usize {
-        let (_, chunk_bytes) = layout.scratch(unit.samples);
-        (chunk_bytes * unit.chunks as usize + layout.columns.len() * 2 * PIECE_BYTES).next_multiple_of(4096)
+        let ((_, chunk_bytes), (_, part_bytes)) = (layout.scratch(unit.samples), layout.scratch(unit.part));
+        let widened_bytes = part_bytes + layout.columns.len() * 2 * PIECE_BYTES;
+        (chunk_bytes * unit.chunks as usize + widened_bytes).next_multiple_of(4096)
     }
 
     pub(super) fn new(
@@ -174,6 +129,7 @@ impl Assembler {
         slab: Region,
         scratch: Region,
         unit: UnitSize,
+        checksum: Checksum,
     ) -> Self {
         let (scratch_bytes, (places, chunk_bytes)) = (Self::scratch_bytes(&layout, unit), layout.scratch(unit.samples));
         Self {
@@ -182,6 +138,8 @@ impl Assembler {
             slab,
             scratch,
             scratch_bytes,
+            checks_at: if unit.part == 0 { 0 } else { chunk_bytes * unit.chunks as usize },
+            sampler: Sampler::new(checksum),
             places,
             chunk_bytes,
             block: None,
@@ -205,7 +163,8 @@ impl Assembler {
     /// The reads that bring the unit of `job`, the `number`th of this thread, appended to `out`.
     pub(super) fn build(&mut self, job: &mut Job, number: usize, out: &mut Vec<Read>) -> Result<()> {
         job.scratch = number * self.scratch_bytes;
-        job.scratch_used = 0;
+        job.scratch_used = self.checks_at;
+        job.checked_bytes = 0;
         job.chunk_at = job.scratch;
         job.reads.clear();
         job.spans.clear();
@@ -219,19 +178,21 @@ impl Assembler {
         let first_read = out.len();
         self.group.clear();
         job.chunk_first = job.taken.unit.runs.first().map_or(0, |run| run.index);
-        // Where the block of the run before lies, in the same chunk.
-        let (mut cut, mut known, mut at) = (0, 0..0, 0);
+        // The end of the block of the run before, in the same chunk.
+        let (mut cut, mut known_end, mut at) = (0, 0, 0);
         while at < job.taken.unit.runs.len() {
             if job.taken.unit.cuts.get(cut) == Some(&at) {
                 self.make_reads(job, number, out);
-                known = 0..0;
+                known_end = 0;
                 job.chunk_at += self.chunk_bytes;
                 job.chunk_first = job.taken.unit.runs[at].index;
                 cut += 1;
             }
             // Nearly all runs lie in that block too.
             let cut_at = job.taken.unit.cuts.get(cut).copied().unwrap_or(job.taken.unit.runs.len());
-            let (count, end, rows) = within(&job.taken.unit.runs[at..cut_at], &known);
+            // One that repeats a sample may lie before it.
+            let first = self.block.as_ref().map_or(0, |block| block.first);
+            let (count, end, rows) = before(&job.taken.unit.runs[at..cut_at], first, known_end);
             if let Some(last) = self.group.last_mut().filter(|_| count > 0) {
                 job.spans.extend_from_slice(&job.taken.unit.runs[at..at + count]);
                 last.add_all(count, end, rows);
@@ -247,9 +208,9 @@ impl Assembler {
                         Some(block) => block,
                         None => match self.blocks.locate(run.index)? {
                             Located::Block(block) => block,
-                            Located::Lost { error, .. } if !job.check => return Err(error),
+                            Located::Lost { error, .. } if !self.sampler.takes_all() => return Err(error),
                             Located::Lost { end, error } => {
-                                known = 0..0;
+                                known_end = 0;
                                 self.make_reads(job, number, out);
                                 lose(job, &mut run, end, &error);
                                 continue;
@@ -262,8 +223,8 @@ impl Assembler {
                     self.group.push(Grouped::new(job.spans.len(), run.index, block.clone()));
                     self.block = Some(block);
                 }
-                known = self.block.as_ref().map_or(0..run.index, |block| block.first..block.end);
-                let count = u64::from(run.count).min(known.end - run.index) as u32;
+                known_end = self.block.as_ref().map_or(run.index, |block| block.end);
+                let count = u64::from(run.count).min(known_end - run.index) as u32;
                 let span = Run { count, ..run };
                 job.spans.push(span);
                 self.group.last_mut().into_iter().for_each(|last| last.add(&span));
@@ -300,6 +261,7 @@ impl Assembler {
         }
         if let Some(first) = group.first() {
             self.columns_at.find(first.block.segment.schema(), first.block.block.rows);
+            job.check = self.sampler.next();
         }
         for at in 0..self.layout.by_file.len() {
             let column = self.layout.by_file[at];
@@ -351,6 +313,7 @@ impl Assembler {
         if job.check {
             start = start / PIECE_BYTES * PIECE_BYTES;
             end = end.next_multiple_of(PIECE_BYTES).min(block.block.rows as usize * bytes);
+            job.checked_bytes += (end - start) as u64;
             if job.scratch_used + (end - start) > self.scratch_bytes {
                 return job.apart.push(Apart { column, stored, block: block.clone(), spans });
             }

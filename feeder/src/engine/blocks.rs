@@ -1,10 +1,12 @@
 //! Where samples of the line are: in which block of which open file, or lost to damage.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::Dataset;
 use crate::error::{Error, Result};
 use crate::log::{BlockRef, Found, SegmentView, columns_at};
+use crate::plan::Run;
 use crate::reader::ReadFile;
 use crate::schema::Schema;
 use crate::versions::Upgrade;
@@ -34,6 +36,50 @@ impl BlockSpan {
     pub(super) fn row_of(&self, index: u64) -> u64 {
         self.first_row + (index - self.first)
     }
+}
+
+/// Spans that lie in one part of a block, with their rows.
+pub(super) struct Grouped {
+    pub(super) spans: Range<usize>,
+    /// From the first to the last of theirs. A row that repeats a sample has a span of its own, behind one that reaches
+    /// further: the last span need not end last.
+    pub(super) samples: Range<u64>,
+    pub(super) rows: usize,
+    pub(super) block: BlockSpan,
+}
+
+impl Grouped {
+    /// Of the spans to come, the first of which begins with sample `index` and is number `at`.
+    pub(super) fn new(at: usize, index: u64, block: BlockSpan) -> Self {
+        Self { spans: at..at, samples: index..index, rows: 0, block }
+    }
+
+    /// Takes in `span`, the next one.
+    pub(super) fn add(&mut self, span: &Run) {
+        self.add_all(1, span.index + u64::from(span.count), span.count as usize);
+    }
+
+    /// Takes in the next `spans`, which end before sample `end` and have `rows` rows.
+    pub(super) fn add_all(&mut self, spans: usize, end: u64, rows: usize) {
+        self.spans.end += spans;
+        self.samples.end = self.samples.end.max(end);
+        self.rows += rows;
+    }
+}
+
+/// How many of `runs`, from the first on, lie in the samples from `first` to before `limit`, where they end and the rows they
+/// have.
+pub(super) fn before(runs: &[Run], first: u64, limit: u64) -> (usize, u64, usize) {
+    let (mut end, mut rows) = (0, 0);
+    for (at, run) in runs.iter().enumerate() {
+        let run_end = run.index + u64::from(run.count);
+        if run_end > limit || run.index < first {
+            return (at, end, rows);
+        }
+        end = run_end.max(end);
+        rows += run.count as usize;
+    }
+    (runs.len(), end, rows)
 }
 
 /// Where columns stand in the bodies of blocks, for the kind of block looked at last.

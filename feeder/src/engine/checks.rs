@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::bad::{BadSample, bad_rows, mismatch};
 use super::blocks::BlockSpan;
 use super::feed::Failure;
+use super::settings::Checksum;
 use crate::error::ErrorKind;
 use crate::log::{BlockRef, BlockSums, PIECE_BYTES, column_at, crc32c};
 use crate::plan::Run;
@@ -22,6 +23,34 @@ pub(super) struct Check {
     pub(super) block: BlockSpan,
     /// Samples of the unit that lie in this block.
     pub(super) samples: Range<u64>,
+}
+
+/// Says which parts of blocks are compared. One per reader thread.
+pub(super) struct Sampler {
+    checksum: Checksum,
+    /// Parts read so far.
+    parts: u64,
+}
+
+impl Sampler {
+    pub(super) fn new(checksum: Checksum) -> Self {
+        Self { checksum, parts: 0 }
+    }
+
+    /// Whether every part is compared.
+    pub(super) fn takes_all(&self) -> bool {
+        self.checksum == Checksum::Always
+    }
+
+    /// Whether the part that is read next is compared: of all, or the first one and every [`Checksum::SAMPLE`]th after it.
+    pub(super) fn next(&mut self) -> bool {
+        self.parts += 1;
+        match self.checksum {
+            Checksum::Always => true,
+            Checksum::Sampled => (self.parts - 1).is_multiple_of(Checksum::SAMPLE),
+            Checksum::Off => false,
+        }
+    }
 }
 
 /// Compares pieces. One per reader thread.

@@ -224,6 +224,11 @@ impl Dataset {
         block_rows(schema, self.topic.options().block_bytes.max(IN_ORDER_BYTES))
     }
 
+    /// Most rows of a block.
+    pub(super) fn block_rows(&self) -> u32 {
+        block_rows(&self.under.schema, self.topic.options().block_bytes)
+    }
+
     /// The windows trained on, as states keep them: none for a version.
     pub fn windows(&self) -> &[Window] {
         &self.windows

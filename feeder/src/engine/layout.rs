@@ -93,6 +93,17 @@ impl SlotLayout {
     }
 }
 
+/// How large units are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct UnitSize {
+    /// Most samples of a chunk or piece.
+    pub(super) samples: u32,
+    /// Most chunks of a unit.
+    pub(super) chunks: u32,
+    /// Most samples of a part that is checked by itself; 0 where all parts are, or none.
+    pub(super) part: u32,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,17 +9,18 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use slab::{FreeWaiter, Level};
+use slab::{FreeWaiter, Level, Slab};
 
 use super::Dataset;
-use super::assemble::{Assembler, JUNK_BYTES, Job, UnitSize, place_of, seq_of};
+use super::assemble::{Assembler, JUNK_BYTES, Job, place_of, seq_of};
 use super::bad::BadSample;
 use super::budget::keeps_in_cache;
 use super::dataset::Sample;
 use super::feed::{Failure, Feed, Incident, Take};
-use super::layout::SlotLayout;
+use super::layout::{SlotLayout, UnitSize};
 use super::reads::parse_token;
-use super::settings::{Checksum, OnBadRecord, Settings};
+use super::runner::no_slab;
+use super::settings::{OnBadRecord, Settings};
 use crate::error::{Error, ErrorKind, Result};
 use crate::reader::{self, BlockReader, Done, MAX_DEPTH, Notice, Read, ReaderStats, Region};
 
@@ -39,6 +40,7 @@ pub(super) struct Counts {
     pub(super) syscalls: AtomicU64,
     pub(super) units: AtomicU64,
     pub(super) checked_units: AtomicU64,
+    pub(super) checked_bytes: AtomicU64,
 }
 
 /// The same of one thread, since it last added them.
@@ -50,6 +52,7 @@ struct Tally {
     syscalls: u64,
     units: u64,
     checked_units: u64,
+    checked_bytes: u64,
 }
 
 impl Counts {
@@ -62,6 +65,7 @@ impl Counts {
             (&self.syscalls, tally.syscalls),
             (&self.units, tally.units),
             (&self.checked_units, tally.checked_units),
+            (&self.checked_bytes, tally.checked_bytes),
         ] {
             if more > 0 {
                 count.fetch_add(more, Ordering::Relaxed);
@@ -81,6 +85,7 @@ pub(super) struct Shared {
     /// Held by the thread that waits: one at a time may.
     pub(super) turn: Mutex<()>,
     pub(super) slab: Region,
+    pub(super) memory: Slab,
     pub(super) settings: Settings,
     pub(super) unit: UnitSize,
     /// What an epoch reads, over all ranks, and the memory that there was.
@@ -145,7 +150,6 @@ pub(super) struct Pump<'a> {
     done: Vec<Done>,
     /// Jobs whose units are to be given back.
     finished: Vec<usize>,
-    units: u64,
     /// What this thread has counted since it last told the others.
     tally: Tally,
     /// The reader's counts as told so far.
@@ -178,7 +182,8 @@ impl<'a> Pump<'a> {
         let regions = vec![shared.slab.clone(), scratch.clone(), junk];
         let reader = open(regions)?;
         let (dataset, layout) = (shared.dataset.clone(), shared.layout.clone());
-        let assembler = Assembler::new(dataset, layout, shared.slab.clone(), scratch, shared.unit);
+        let (slab, checksum) = (shared.slab.clone(), shared.settings.checksum);
+        let assembler = Assembler::new(dataset, layout, slab, scratch, shared.unit, checksum);
         let jobs = (0..count).map(|_| Job::default()).collect();
         let idle = (0..count).rev().collect();
         Ok(Self {
@@ -190,7 +195,6 @@ impl<'a> Pump<'a> {
             reads: vec![],
             done: vec![],
             finished: vec![],
-            units: 0,
             tally: Tally::default(),
             told: ReaderStats::default(),
             orders: 0,
@@ -229,29 +233,28 @@ impl<'a> Pump<'a> {
         Ok(busy)
     }
 
-    /// Takes units until every job is in use or the feed has none to give.
+    /// Takes units until every job is in use or the feed has none to give. Where it is slots that lack, and nothing else is to
+    /// be done, the slab grows first, until it is whole.
     fn fill(&mut self) -> Result<Take> {
         let feed = &self.shared.feed;
         while let Some(&number) = self.idle.last() {
             let job = &mut self.jobs[number];
             self.orders = feed.orders();
             let take = feed.take(&mut job.taken)?;
+            if take == Take::NoRoom && self.reader.in_flight() == 0 && self.shared.memory.grow().map_err(no_slab)? {
+                continue;
+            }
             if take != Take::Unit {
                 return Ok(take);
             }
-            job.check = match self.shared.settings.checksum {
-                Checksum::Always => true,
-                Checksum::Sampled => self.units.is_multiple_of(Checksum::SAMPLE),
-                Checksum::Off => false,
-            };
             if self.epoch.replace(job.taken.epoch) != Some(job.taken.epoch) {
                 let Shared { data_bytes, available_bytes, .. } = *self.shared;
                 self.reader.keep_in_cache(keeps_in_cache(job.taken.epoch, data_bytes, available_bytes));
             }
-            self.units += 1;
-            self.tally.units += 1;
-            self.tally.checked_units += u64::from(job.check);
             let built = self.assembler.build(job, number, &mut self.reads);
+            self.tally.units += 1;
+            self.tally.checked_units += u64::from(job.checked_bytes > 0);
+            self.tally.checked_bytes += job.checked_bytes;
             if built.is_err() || job.reads_left == 0 {
                 match built {
                     Err(error) => {

@@ -14,13 +14,13 @@ use cursorstore::{Cursor, PlanKey};
 use slab::{Filled, Level, Shape, Slab, SlabError, Taken as SlabTaken, Taker};
 
 use super::Dataset;
-use super::assemble::{Assembler, UnitSize};
+use super::assemble::Assembler;
 use super::batch::{MASK, shape_of};
 use super::budget::{Budget, Machine, Want};
 use super::feed::{Course, Feed};
-use super::layout::SlotLayout;
+use super::layout::{SlotLayout, UnitSize};
 use super::pump::{Counts, Shared, run};
-use super::settings::Settings;
+use super::settings::{Checksum, Settings};
 use super::stats::Stats;
 use crate::error::{Error, ErrorKind, MORE_DESCRIPTORS, Result, out_of_descriptors};
 use crate::plan::Share;
@@ -85,10 +85,12 @@ impl Runner {
     ) -> Result<(Self, Sender<()>)> {
         let in_order_samples = dataset.in_order_rows();
         let ends: Arc<[u64]> = dataset.line().ends().into();
-        let unit = match key.shuffle {
-            true => UnitSize { samples: key.chunk, chunks: layout.chunks_together(key.chunk, key.pool) },
-            false => UnitSize { samples: in_order_samples, chunks: 1 },
+        let (samples, chunks, part) = match key.shuffle {
+            true => (key.chunk, layout.chunks_together(key.chunk, key.pool), key.chunk),
+            false => (in_order_samples, 1, dataset.block_rows().min(in_order_samples)),
         };
+        let part = if settings.checksum == Checksum::Sampled { part } else { 0 };
+        let unit = UnitSize { samples, chunks, part };
         let (stretch_steps, chunks_together) = (u64::MAX, unit.chunks);
         let course = Course { key: key.clone(), ends, share, in_order_samples, chunks_together, stretch_steps };
         let want = Want::of(&course.schedule(Cursor { epoch: 0, n: 0 })?, settings);
@@ -98,7 +100,8 @@ impl Runner {
         let (samples, reader_threads) = (dataset.line().total(), Some(threads));
         let data_bytes = (layout.row_bytes as u64).saturating_mul(samples);
         let course = Course { stretch_steps: slots.stretch, ..course };
-        let slab = Slab::create(Shape { slots: slots.count, slot_bytes: layout.slot_bytes }).map_err(no_slab)?;
+        let slab =
+            Slab::create_growing(Shape { slots: slots.count, slot_bytes: layout.slot_bytes }).map_err(no_slab)?;
         let slot_bytes = slab.shape().slot_bytes;
         let rows = share.rows_max(samples) as usize;
         let shapes = layout.columns.iter().map(|placed| shape_of(rows, &placed.column)).collect();
@@ -114,6 +117,7 @@ impl Runner {
             level: level(slots.ahead),
             turn: Mutex::default(),
             slab: Region::of_slab(&slab),
+            memory: slab.clone(),
             settings: Settings { reader_threads, depth, direct, ..settings.clone() },
             unit,
             data_bytes,
@@ -246,6 +250,7 @@ impl Runner {
             syscalls: totals.syscalls + read(&counts.syscalls),
             units: totals.units + read(&counts.units),
             checked_units: totals.checked_units + read(&counts.checked_units),
+            checked_bytes: totals.checked_bytes + read(&counts.checked_bytes),
             lock_waits: totals.lock_waits + self.shared.feed.lock_waits(),
             ..totals
         }
@@ -282,7 +287,8 @@ fn level(ahead: u32) -> Level {
     Level { returned: (ahead / 4).clamp(1, WAKE_SLOTS_MAX), ready: ahead / 4 }
 }
 
-fn no_slab(error: SlabError) -> Error {
+/// The error of a slab that cannot be made, or not be made whole.
+pub(super) fn no_slab(error: SlabError) -> Error {
     if let SlabError::Os { call, source, .. } = &error {
         let errno = source.raw_os_error();
         if out_of_descriptors(source) {

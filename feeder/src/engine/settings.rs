@@ -24,14 +24,14 @@ pub const DEPTH_MAX: usize = 256;
 pub enum Checksum {
     /// Every byte.
     Always,
-    /// One unit of reading in [`Checksum::SAMPLE`].
+    /// Of what is read, one block in [`Checksum::SAMPLE`]; of a block read in parts, one part.
     Sampled,
     /// None.
     Off,
 }
 
 impl Checksum {
-    /// One unit in so many is checked under [`Checksum::Sampled`].
+    /// One block in so many is checked under [`Checksum::Sampled`].
     pub const SAMPLE: u64 = 64;
     /// Names, for arguments.
     pub const NAMES: [&str; 3] = ["always", "sampled", "off"];

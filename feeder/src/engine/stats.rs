@@ -25,14 +25,16 @@ pub struct Stats {
     pub reads: u64,
     /// Bytes read, gaps included.
     pub read_bytes: u64,
-    /// Bytes copied from scratch memory into slots: small rows, units that were checked, data read past the page cache.
+    /// Bytes copied from scratch memory into slots: small rows, what is checked, data read past the page cache.
     pub copied_bytes: u64,
     /// System calls of the readers.
     pub syscalls: u64,
     /// Units (chunks) read.
     pub units: u64,
-    /// Units compared with their checksums.
+    /// Units of which anything was compared with its checksums.
     pub checked_units: u64,
+    /// Bytes compared with their checksums.
+    pub checked_bytes: u64,
     /// Times that a thread found the plan's lock held by another one.
     pub lock_waits: u64,
     /// Records masked or replaced.
@@ -41,7 +43,7 @@ pub struct Stats {
 
 impl Stats {
     /// The counts by name.
-    pub fn named(&self) -> [(&'static str, u64); 17] {
+    pub fn named(&self) -> [(&'static str, u64); 18] {
         let Self {
             batches,
             samples,
@@ -58,6 +60,7 @@ impl Stats {
             syscalls,
             units,
             checked_units,
+            checked_bytes,
             lock_waits,
             bad_records,
         } = *self;
@@ -77,6 +80,7 @@ impl Stats {
             ("syscalls", syscalls),
             ("units", units),
             ("checked_units", checked_units),
+            ("checked_bytes", checked_bytes),
             ("lock_waits", lock_waits),
             ("bad_records", bad_records),
         ]

@@ -2,6 +2,7 @@
 //! time.
 
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 
 use cursorstore::{Cursor, PlanKey};
 
@@ -22,16 +23,7 @@ pub fn assemble(
     batches: u64,
     open: impl FnOnce(Vec<Region>) -> Box<dyn BlockReader>,
 ) -> Result<Vec<String>> {
-    let (row_bytes, total, share) = (dataset.schema().row_bytes() as u64, dataset.line().total(), settings.share());
-    let layout = SlotLayout::new(dataset.schema(), settings.columns.as_deref(), share.rows_max(total))?;
-    let default = plan::default_key(row_bytes, total, settings.world, settings.shuffle, settings.seed);
-    let key = PlanKey {
-        lanes: settings.lanes.unwrap_or(default.lanes),
-        chunk: settings.chunk.unwrap_or(default.chunk),
-        pool: settings.pool.unwrap_or(default.pool),
-        ..default
-    };
-    let (mut runner, _alive) = Runner::prepare(dataset, &layout, &key, share, settings, Cursor { epoch: 0, n: 0 })?;
+    let (mut runner, _alive) = prepare(dataset, settings)?;
     let shared = runner.shared.clone();
     let mut pump = Pump::over(&shared, |regions| Ok(open(regions)))?;
     for batch in 0..batches {
@@ -45,4 +37,34 @@ pub fn assemble(
         drop(runner.taker.lease(filled.slot));
     }
     Ok(runner.notices())
+}
+
+/// Bytes of the slab that were present when the first batch was there, and when nothing more could be read ahead, and all of
+/// them. The reader is the one that `open` makes.
+pub fn growth(
+    dataset: &Arc<Dataset>,
+    settings: &Settings,
+    open: impl FnOnce(Vec<Region>) -> Box<dyn BlockReader>,
+) -> Result<[usize; 3]> {
+    let (runner, _alive) = prepare(dataset, settings)?;
+    let shared = runner.shared.clone();
+    let mut pump = Pump::over(&shared, |regions| Ok(open(regions)))?;
+    while runner.taker.ready_slots() == 0 && pump.turn()? {}
+    let first = runner.slab.present_bytes();
+    while pump.turn()? {}
+    Ok([first, runner.slab.present_bytes(), runner.slab.bytes()])
+}
+
+/// A runner without threads at the line's beginning; with what they would hold.
+fn prepare(dataset: &Arc<Dataset>, settings: &Settings) -> Result<(Runner, Sender<()>)> {
+    let (row_bytes, total, share) = (dataset.schema().row_bytes() as u64, dataset.line().total(), settings.share());
+    let layout = SlotLayout::new(dataset.schema(), settings.columns.as_deref(), share.rows_max(total))?;
+    let default = plan::default_key(row_bytes, total, settings.world, settings.shuffle, settings.seed);
+    let key = PlanKey {
+        lanes: settings.lanes.unwrap_or(default.lanes),
+        chunk: settings.chunk.unwrap_or(default.chunk),
+        pool: settings.pool.unwrap_or(default.pool),
+        ..default
+    };
+    Runner::prepare(dataset, &layout, &key, share, settings, Cursor { epoch: 0, n: 0 })
 }

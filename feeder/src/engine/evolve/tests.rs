@@ -7,10 +7,11 @@ use arrow_buffer::Buffer;
 use cursorstore::Cursor;
 use slab::{Shape, Slab};
 
+use crate::engine::Checksum;
 use crate::engine::Dataset;
-use crate::engine::assemble::{Assembler, JUNK_BYTES, Job, UnitSize};
+use crate::engine::assemble::{Assembler, JUNK_BYTES, Job};
 use crate::engine::feed::{CODE_FAILED, Course, Feed, Take};
-use crate::engine::layout::SlotLayout;
+use crate::engine::layout::{SlotLayout, UnitSize};
 use crate::engine::reads::parse_token;
 use crate::log::{Root, TopicOptions, WriterOptions};
 use crate::plan::{self, Line, PlanKey, Share, Tail};
@@ -58,7 +59,7 @@ fn element(id: u64, at: usize, wide: bool) -> Vec<u8> {
 }
 
 /// Runs one epoch with that script; gives the steps that failed, after comparing all others.
-fn run(columns: Option<&[String]>, shuffle: bool, check: bool, script: Script) -> Vec<u64> {
+fn run(columns: Option<&[String]>, shuffle: bool, checksum: Checksum, script: Script) -> Vec<u64> {
     let folder = tempfile::tempdir().unwrap();
     let dataset = Arc::new(topic(folder.path()));
     let layout = SlotLayout::new(dataset.schema(), columns, BATCH).unwrap();
@@ -74,15 +75,15 @@ fn run(columns: Option<&[String]>, shuffle: bool, check: bool, script: Script) -
     let layout = Arc::new(SlotLayout { slot_bytes: slab.shape().slot_bytes, ..layout });
     let (filler, mut taker) = slab.clone().split();
     let feed = Feed::new(filler, slots, course, Cursor { epoch: 0, n: 0 }).unwrap();
-    let unit = UnitSize { samples: 16, chunks: 2 };
+    let part = if checksum == Checksum::Sampled { 16 } else { 0 };
+    let unit = UnitSize { samples: 16, chunks: 2, part };
     let (memory, scratch) = (Region::of_slab(&slab), Region::alloc(Assembler::scratch_bytes(&layout, unit)).unwrap());
     let regions = vec![memory.clone(), scratch.clone(), Region::alloc(JUNK_BYTES).unwrap()];
     let mut reader = ScriptedReader::new(4, regions, script);
-    let mut assembler = Assembler::new(dataset, layout.clone(), memory.clone(), scratch, unit);
+    let mut assembler = Assembler::new(dataset, layout.clone(), memory.clone(), scratch, unit, checksum);
     let mut job = Job::default();
     let (mut reads, mut done, mut bad) = (Vec::new(), Vec::new(), Vec::new());
     while feed.take(&mut job.taken).unwrap() == Take::Unit {
-        job.check = check;
         assembler.build(&mut job, 0, &mut reads).unwrap();
         assert!(job.reads_left > 0, "a unit without a read never comes back");
         reads.drain(..).for_each(|read| reader.submit(read));
@@ -120,18 +121,21 @@ fn run(columns: Option<&[String]>, shuffle: bool, check: bool, script: Script) -
 
 #[test]
 fn short_and_late_reads_change_nothing() {
-    for (shuffle, check) in [(false, false), (true, false), (true, true)] {
+    for (shuffle, checksum) in [false, true]
+        .into_iter()
+        .flat_map(|shuffle| [Checksum::Off, Checksum::Sampled, Checksum::Always].map(|sum| (shuffle, sum)))
+    {
         for script in [Script::default(), Script::default().short_all(3001).delay(0, 3).delay(2, 5).short(4, 1)] {
-            assert!(run(None, shuffle, check, script).is_empty());
+            assert!(run(None, shuffle, checksum, script).is_empty());
         }
     }
 }
 
 #[test]
 fn a_failed_read_fails_what_needed_it_and_nothing_else() {
-    for (shuffle, check) in [(false, false), (true, true)] {
+    for (shuffle, checksum) in [(false, Checksum::Off), (false, Checksum::Sampled), (true, Checksum::Always)] {
         for read in 0..6 {
-            let failed = run(None, shuffle, check, Script::default().short(read, 8).fail_after(read, libc::EIO, 10));
+            let failed = run(None, shuffle, checksum, Script::default().short(read, 8).fail_after(read, libc::EIO, 10));
             assert!(!failed.is_empty() && failed.len() < 10, "read={read} failed={failed:?}");
         }
     }
@@ -140,9 +144,9 @@ fn a_failed_read_fails_what_needed_it_and_nothing_else() {
 #[test]
 fn columns_that_nothing_is_stored_of_still_need_their_segment() {
     let columns = ["y".to_owned()];
-    for (shuffle, check) in [(false, false), (true, true)] {
-        assert!(run(Some(&columns), shuffle, check, Script::default()).is_empty());
-        let failed = run(Some(&columns), shuffle, check, Script::default().fail(0, libc::EIO));
+    for (shuffle, checksum) in [(false, Checksum::Off), (true, Checksum::Sampled), (true, Checksum::Always)] {
+        assert!(run(Some(&columns), shuffle, checksum, Script::default()).is_empty());
+        let failed = run(Some(&columns), shuffle, checksum, Script::default().fail(0, libc::EIO));
         assert!(!failed.is_empty() && failed.len() < 10, "{failed:?}");
     }
 }
