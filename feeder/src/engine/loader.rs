@@ -31,7 +31,7 @@ use super::runner::Runner;
 use super::settings::{self, Settings};
 use super::stats::Stats;
 use crate::error::{Error, ErrorKind, Result};
-use crate::plan::{self, PLAN_VERSION, PLAN_VERSION_MIN, Share};
+use crate::plan::{PLAN_VERSION, PLAN_VERSION_MIN, Share};
 
 /// Last epoch that there is.
 pub const EPOCH_MAX: u64 = 1 << 63;
@@ -86,15 +86,8 @@ impl Loader {
         let total = dataset.line().total();
         let rows = settings.share().rows_max(total);
         let layout = SlotLayout::new(dataset.schema(), settings.columns.as_deref(), rows)?;
-        // By all columns, whatever is delivered: ranks and runs that take other columns see the same order.
         let row_bytes = dataset.schema().row_bytes() as u64;
-        let default = plan::default_key(row_bytes, total, settings.world, settings.shuffle, settings.seed);
-        let key = PlanKey {
-            lanes: settings.lanes.unwrap_or(default.lanes),
-            chunk: settings.chunk.unwrap_or(default.chunk),
-            pool: settings.pool.unwrap_or(default.pool),
-            ..default
-        };
+        let key = settings.plan(row_bytes, total);
         let cursor = Cursor { epoch: 0, n: 0 };
         let loader = Self {
             settings,

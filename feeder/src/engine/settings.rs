@@ -1,7 +1,9 @@
 //! What a caller asks of a loader, as plain values. [`Settings::check`] refuses what cannot be, with the values allowed.
 
+use cursorstore::PlanKey;
+
 use crate::error::{Error, Result};
-use crate::plan::{Share, Tail};
+use crate::plan::{self, Share, Tail};
 use crate::reader::{DirectReads, ReaderKind};
 
 /// Most samples of one global batch.
@@ -241,6 +243,18 @@ impl Settings {
             ));
         }
         Ok(())
+    }
+
+    /// The order of `total` samples of `row_bytes` in all columns, whatever is delivered: ranks and runs that take other columns
+    /// see the same order.
+    pub(super) fn plan(&self, row_bytes: u64, total: u64) -> PlanKey {
+        let default = plan::default_key(row_bytes, total, self.world, self.shuffle, self.seed);
+        PlanKey {
+            lanes: self.lanes.unwrap_or(default.lanes),
+            chunk: self.chunk.unwrap_or(default.chunk),
+            pool: self.pool.unwrap_or(default.pool),
+            ..default
+        }
     }
 
     /// This rank's share of the steps.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use cursorstore::{Cursor, PlanKey};
+use cursorstore::Cursor;
 
 use super::Dataset;
 use super::layout::SlotLayout;
@@ -12,7 +12,6 @@ use super::pump::Pump;
 use super::runner::Runner;
 use super::settings::Settings;
 use crate::error::{Error, Result};
-use crate::plan;
 use crate::reader::{BlockReader, Region};
 
 /// Assembles `batches` batches with the reader that `open` makes, each taken and given back as soon as it is there. Returns
@@ -59,12 +58,6 @@ pub fn growth(
 fn prepare(dataset: &Arc<Dataset>, settings: &Settings) -> Result<(Runner, Sender<()>)> {
     let (row_bytes, total, share) = (dataset.schema().row_bytes() as u64, dataset.line().total(), settings.share());
     let layout = SlotLayout::new(dataset.schema(), settings.columns.as_deref(), share.rows_max(total))?;
-    let default = plan::default_key(row_bytes, total, settings.world, settings.shuffle, settings.seed);
-    let key = PlanKey {
-        lanes: settings.lanes.unwrap_or(default.lanes),
-        chunk: settings.chunk.unwrap_or(default.chunk),
-        pool: settings.pool.unwrap_or(default.pool),
-        ..default
-    };
+    let key = settings.plan(row_bytes, total);
     Runner::prepare(dataset, &layout, &key, share, settings, Cursor { epoch: 0, n: 0 })
 }
