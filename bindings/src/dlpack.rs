@@ -11,7 +11,8 @@
 //!
 //! Frameworks that have DLPack's functions for C take tensors from these without capsules ([`Exchange`]).
 //!
-//! With its parts, this is the only module of the crate with unsafe code. The layouts are those of `dlpack.h` 1.0.
+//! With its parts, this is the only module of the crate with unsafe code. The layouts are those of `dlpack.h` 1.0, but
+//! for the table of functions, which came with 1.3.
 
 #![allow(unsafe_code)]
 

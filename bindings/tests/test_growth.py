@@ -99,3 +99,24 @@ def test_sealed_segments_open_in_pyarrow_each_with_its_own_schema(tmp_path: Path
     assert [table.schema.field("id").type for table in tables] == [pa.int16(), pa.int64()]
     assert [table.num_rows for table in tables] == [40, 20]
     assert tables[1].column("label").to_pylist() == [1] * 20
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("checksum", ["off", "sampled", "always"])
+def test_rows_stored_narrower_and_wider_go_through_one_unit(tmp_path: Path, checksum: str, shuffle: bool) -> None:
+    root = tmp_path / "root"
+    harness.cli("topic", "create", "grows", "--root", root, "--schema", "id:int64, x:int32[4]", "--partitions=2")
+    # In its own order the topic goes from the wide rows of one partition to the narrow ones of the other.
+    for number, dtype in enumerate(["i4", "i4", "i8", "i8", "i8"]):
+        ids = np.arange(number * 300, number * 300 + 300)
+        file = tmp_path / f"{number}.npz"
+        np.savez(file, id=ids, x=(ids[:, None] * 7 + np.arange(4)).astype(dtype))
+        harness.cli("ingest", file, "--topic", "grows", "--root", root, "-q")
+    settings: dict[str, Any] = {"shuffle": shuffle, "seed": 3, "checksum": checksum, "output": "numpy"}
+    for batch_size in (1, 6, 64):
+        seen: list[int] = []
+        with forebay.DataLoader("grows", batch_size, root=root, **settings) as loader:
+            for batch in loader:
+                assert (batch["x"] == batch["id"][:, None] * 7 + np.arange(4)).all()
+                seen += batch["id"].tolist()
+        assert sorted(seen) == list(range(1500))

@@ -52,7 +52,7 @@ impl Filler {
     pub(crate) fn claim(shared: Arc<Shared>) -> Result<Self, SlabError> {
         shared.claim(Side::Filler)?;
         let slots = shared.layout().shape.slots as usize;
-        // Everything is out until the bitmap says that it is back; in a fresh slab it says so for all.
+        // Everything is out until the bitmap says that it is back; in a fresh slab it says so for all that is present.
         let stock = Stock { states: vec![State::Out; slots].into(), free: Vec::with_capacity(slots), stray_returns: 0 };
         let write = shared.ring().write_end();
         Ok(Self { shared, pid: process::id(), write, stock, peer: None })

@@ -7,6 +7,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 
 use crate::map::PORTION_BYTES;
+use crate::room::Promise;
 
 /// Huge pages in vain after which no more are asked for: where memory is in pieces, each costs the kernel a search.
 const COLLAPSES_FAILED_MAX: u32 = 8;
@@ -32,6 +33,8 @@ pub(crate) struct Growth {
     front: usize,
     /// Those present behind one that somebody is still at.
     early: Vec<usize>,
+    /// What is not present.
+    promise: Promise,
     patience: Patience,
 }
 
@@ -46,13 +49,15 @@ struct Patience {
 impl Growth {
     /// Of memory of `bytes` of which nothing is present.
     pub(crate) fn new(bytes: usize) -> Self {
-        Self { bytes, next: 0, front: 0, early: Vec::new(), patience: Patience::default() }
+        let promise = Promise::new(bytes as u64);
+        Self { bytes, next: 0, front: 0, early: Vec::new(), promise, patience: Patience::default() }
     }
 
     /// Of memory that is all there.
     pub(crate) fn ended(bytes: usize) -> Self {
         let portions = bytes.div_ceil(PORTION_BYTES);
-        Self { next: portions, front: portions, ..Self::new(bytes) }
+        let (promise, patience) = (Promise::new(0), Patience::default());
+        Self { bytes, next: portions, front: portions, early: Vec::new(), promise, patience }
     }
 
     /// The next portion, for the caller to make present, and whether to ask for a huge page; none if all are taken.
@@ -75,6 +80,7 @@ impl Growth {
             self.patience.failed += u32::from(result.is_err());
             self.patience.never |= result == Err(Errno::EINVAL);
         }
+        self.promise.kept(PORTION_BYTES.min(self.bytes - portion * PORTION_BYTES) as u64);
         self.early.push(portion);
         while let Some(at) = self.early.iter().position(|&portion| portion == self.front) {
             self.early.swap_remove(at);

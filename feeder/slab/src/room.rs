@@ -6,10 +6,38 @@
 //! comes as a signal. What cannot be read does not limit.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
 use crate::error::SlabError;
+
+/// Bytes of this process's slabs that are not present yet: as good as taken, though nobody else can tell.
+static PROMISED_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes that a slab will still take. Given back as they become present, the rest when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Promise(u64);
+
+impl Promise {
+    pub(crate) fn new(bytes: u64) -> Self {
+        PROMISED_BYTES.fetch_add(bytes, Ordering::Relaxed);
+        Self(bytes)
+    }
+
+    /// So many of them were taken.
+    pub(crate) fn kept(&mut self, bytes: u64) {
+        let bytes = bytes.min(self.0);
+        self.0 -= bytes;
+        PROMISED_BYTES.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        self.kept(self.0);
+    }
+}
 
 /// Names of the limits, as messages show them.
 const MEMORY: &str = "the machine's available memory";
@@ -43,7 +71,7 @@ const V1: CgroupFiles = CgroupFiles {
 /// and the limits on file sizes and on address space. The largest number where nothing limits.
 pub fn available_bytes() -> u64 {
     least(&host_file)
-        .map_or(u64::MAX, |(bytes, _)| bytes)
+        .map_or(u64::MAX, |(bytes, _)| bytes.saturating_sub(PROMISED_BYTES.load(Ordering::Relaxed)))
         .min(file_size().unwrap_or(u64::MAX))
         .min(address_space(&host_file).unwrap_or(u64::MAX))
 }
@@ -53,11 +81,15 @@ pub(crate) fn check(needed_bytes: u64) -> Result<(), SlabError> {
     if let Some(soft) = file_size().filter(|&soft| needed_bytes > soft) {
         return Err(SlabError::NoRoom { needed_bytes, available_bytes: Some(soft), limit: FILE_SIZE });
     }
-    check_memory(needed_bytes, &host_file)
+    check_memory(needed_bytes, PROMISED_BYTES.load(Ordering::Relaxed), &host_file)
 }
 
-fn check_memory(needed_bytes: u64, read: &dyn Fn(&str) -> Option<String>) -> Result<(), SlabError> {
-    match least(read) {
+fn check_memory(
+    needed_bytes: u64,
+    promised_bytes: u64,
+    read: &dyn Fn(&str) -> Option<String>,
+) -> Result<(), SlabError> {
+    match least(read).map(|(bytes, limit)| (bytes.saturating_sub(promised_bytes), limit)) {
         Some((bytes, limit)) if needed_bytes > bytes => {
             Err(SlabError::NoRoom { needed_bytes, available_bytes: Some(bytes), limit })
         }
@@ -140,7 +172,7 @@ mod tests {
 
     fn refused(files: &[(&str, &str)], needed_bytes: u64) -> Option<(u64, &'static str)> {
         let read = |path: &str| files.iter().find(|file| file.0 == path).map(|file| file.1.to_owned());
-        match check_memory(needed_bytes, &read) {
+        match check_memory(needed_bytes, 0, &read) {
             Ok(()) => None,
             Err(SlabError::NoRoom { available_bytes, limit, .. }) => Some((available_bytes.unwrap(), limit)),
             Err(error) => panic!("{error}"),

@@ -1,6 +1,6 @@
 //! One slab as both sides see it: the mapping, the views of its parts, the bells.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::bell::{self, Bells};
@@ -35,13 +35,16 @@ pub(crate) struct Shared {
     layout: Layout,
     bells: Bells,
     growth: Mutex<Growth>,
+    /// Whether all portions are taken up: then nobody needs the lock any more.
+    taken_up: AtomicBool,
 }
 
 impl Shared {
     /// Fresh memory, of which the header is present. To a filler, slots that are not are as if the taker had them.
     pub(crate) fn create(layout: Layout, bells: Bells) -> Result<Self, SlabError> {
         let growth = Mutex::new(Growth::new(layout.total_bytes));
-        let shared = Self { map: Mapping::create(layout.total_bytes)?, layout, bells, growth };
+        let shared =
+            Self { map: Mapping::create(layout.total_bytes)?, layout, bells, growth, taken_up: AtomicBool::new(false) };
         while shared.present_bytes() < layout.slots_at {
             shared.grow()?;
         }
@@ -54,7 +57,13 @@ impl Shared {
     /// Makes a further portion of the memory present; the slots that are whole with it are to the filler as if they had come
     /// back. False if no portion is left to be taken up. Any thread, several side by side.
     pub(crate) fn grow(&self) -> Result<bool, SlabError> {
-        let Some((portion, huge)) = self.growth().take() else { return Ok(false) };
+        if self.taken_up.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        let Some((portion, huge)) = self.growth().take() else {
+            self.taken_up.store(true, Ordering::Relaxed);
+            return Ok(false);
+        };
         let collapse = self.map.make_present(portion, huge)?;
         let mut growth = self.growth();
         let first = self.slots_within(growth.present_bytes());
@@ -89,7 +98,13 @@ impl Shared {
             *value = word.load(Ordering::Acquire);
         }
         let layout = Layout::parse(identity, map.bytes() as u64)?;
-        Ok(Self { map, layout, bells, growth: Mutex::new(Growth::ended(layout.total_bytes)) })
+        Ok(Self {
+            map,
+            layout,
+            bells,
+            growth: Mutex::new(Growth::ended(layout.total_bytes)),
+            taken_up: AtomicBool::new(true),
+        })
     }
 
     pub(crate) fn map(&self) -> &Mapping {

@@ -154,6 +154,11 @@ impl Assembler {
         }
     }
 
+    /// The units to come are of `epoch`.
+    pub(super) fn begin(&mut self, epoch: u64) {
+        self.sampler.begin(epoch);
+    }
+
     /// Keeps the list of a read that came back.
     pub(super) fn reuse(&mut self, mut parts: Vec<Part>) {
         parts.clear();
@@ -309,7 +314,9 @@ impl Assembler {
             return;
         }
         let (mut start, mut end) = (row * bytes, (row + count) * bytes);
-        let mut at = job.chunk_at + self.places[column] + (samples.start - job.chunk_first) as usize * bytes;
+        // As wide as rows become: those of other blocks of the unit may be stored wider than these.
+        let before_bytes = (samples.start - job.chunk_first) as usize * placed.row_bytes;
+        let mut at = job.chunk_at + self.places[column] + before_bytes;
         if job.check {
             start = start / PIECE_BYTES * PIECE_BYTES;
             end = end.next_multiple_of(PIECE_BYTES).min(block.block.rows as usize * bytes);

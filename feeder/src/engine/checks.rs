@@ -28,7 +28,7 @@ pub(super) struct Check {
 /// Says which parts of blocks are compared. One per reader thread.
 pub(super) struct Sampler {
     checksum: Checksum,
-    /// Parts read so far.
+    /// Parts read so far in this epoch, and the epoch's number.
     parts: u64,
 }
 
@@ -37,17 +37,23 @@ impl Sampler {
         Self { checksum, parts: 0 }
     }
 
+    /// Begins an epoch: each begins with another part, so that epochs of the same data do not look at the same places.
+    pub(super) fn begin(&mut self, epoch: u64) {
+        self.parts = epoch;
+    }
+
     /// Whether every part is compared.
     pub(super) fn takes_all(&self) -> bool {
         self.checksum == Checksum::Always
     }
 
-    /// Whether the part that is read next is compared: of all, or the first one and every [`Checksum::SAMPLE`]th after it.
+    /// Whether the part that is read next is compared: of all, or every [`Checksum::SAMPLE`]th, in epoch 0 from the first on.
     pub(super) fn next(&mut self) -> bool {
-        self.parts += 1;
+        let part = self.parts;
+        self.parts = part.wrapping_add(1);
         match self.checksum {
             Checksum::Always => true,
-            Checksum::Sampled => (self.parts - 1).is_multiple_of(Checksum::SAMPLE),
+            Checksum::Sampled => part.is_multiple_of(Checksum::SAMPLE),
             Checksum::Off => false,
         }
     }

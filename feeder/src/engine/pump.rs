@@ -250,6 +250,7 @@ impl<'a> Pump<'a> {
             if self.epoch.replace(job.taken.epoch) != Some(job.taken.epoch) {
                 let Shared { data_bytes, available_bytes, .. } = *self.shared;
                 self.reader.keep_in_cache(keeps_in_cache(job.taken.epoch, data_bytes, available_bytes));
+                self.assembler.begin(job.taken.epoch);
             }
             let built = self.assembler.build(job, number, &mut self.reads);
             self.tally.units += 1;

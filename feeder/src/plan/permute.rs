@@ -90,7 +90,7 @@ impl Draws {
     }
 
     /// What [`below`](Self::below) would give for `bound`, then for `bound - 1`, at least 1; `None`, and nothing is drawn, if it
-    /// would refuse a draw. Only between words.
+    /// might refuse a draw, which happens to one in 2^32 / `bound`. Only between words.
     fn two_below(&mut self, bound: u32) -> Option<(u32, u32)> {
         let state = self.state.wrapping_add(GOLDEN);
         let word = scramble(state);
@@ -123,11 +123,10 @@ pub(super) fn shuffle(order: &mut Vec<u32>, n: u32, key: u64) {
     order.clear();
     order.extend(0..n);
     let mut draws = Draws { state: key, word: 0, halves: 0 };
-    // Two elements from a word, which is the same as one after the other, until a draw is refused, as one in a billion is.
+    // Two elements from a word, which is the same as one after the other, as long as words are used up by two.
     let mut bound = n;
-    while bound > 2
-        && let Some((last, before)) = draws.two_below(bound)
-    {
+    while bound > 2 && draws.halves == 0 {
+        let (last, before) = draws.two_below(bound).unwrap_or_else(|| (draws.below(bound), draws.below(bound - 1)));
         order.swap(bound as usize - 1, last as usize);
         order.swap(bound as usize - 2, before as usize);
         bound -= 2;
