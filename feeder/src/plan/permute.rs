@@ -123,17 +123,25 @@ pub(super) fn shuffle(order: &mut Vec<u32>, n: u32, key: u64) {
     order.clear();
     order.extend(0..n);
     let mut draws = Draws { state: key, word: 0, halves: 0 };
-    // Two elements from a word, which is the same as one after the other, as long as words are used up by two.
     let mut bound = n;
-    while bound > 2 && draws.halves == 0 {
-        let (last, before) = draws.two_below(bound).unwrap_or_else(|| (draws.below(bound), draws.below(bound - 1)));
-        order.swap(bound as usize - 1, last as usize);
-        order.swap(bound as usize - 2, before as usize);
-        bound -= 2;
-    }
-    for bound in (2..=bound).rev() {
-        let j = draws.below(bound);
-        order.swap(bound as usize - 1, j as usize);
+    while bound > 1 {
+        // Two elements from a word, which is the same as one after the other.
+        while bound > 2
+            && let Some((last, before)) = draws.two_below(bound)
+        {
+            order.swap(bound as usize - 1, last as usize);
+            order.swap(bound as usize - 2, before as usize);
+            bound -= 2;
+        }
+        // The last one, or a draw that might be refused: one by one up to the next whole word.
+        while bound > 1 {
+            let j = draws.below(bound);
+            order.swap(bound as usize - 1, j as usize);
+            bound -= 1;
+            if draws.halves == 0 {
+                break;
+            }
+        }
     }
 }
 
@@ -151,5 +159,28 @@ pub(super) mod count {
     /// Pools shuffled and elements in them since the last call.
     pub(in crate::plan) fn take() -> (u64, u64) {
         WORK.with(|work| work.replace((0, 0)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_elements_from_a_word_are_as_one_after_the_other() {
+        // In the large ones draws are met that might be refused, which take the other way.
+        for n in [0, 1, 2, 3, 4, 5, 255, 256, 70_000, 300_000] {
+            for key in [1, 99, u64::MAX] {
+                let mut expected: Vec<u32> = (0..n).collect();
+                let mut draws = Draws { state: key, word: 0, halves: 0 };
+                for i in (1..n).rev() {
+                    let j = draws.below(i + 1);
+                    expected.swap(i as usize, j as usize);
+                }
+                let mut order = Vec::new();
+                shuffle(&mut order, n, key);
+                assert!(order == expected, "n={n} key={key}");
+            }
+        }
     }
 }
