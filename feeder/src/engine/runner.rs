@@ -26,6 +26,9 @@ use crate::error::{Error, ErrorKind, MORE_DESCRIPTORS, Result, out_of_descriptor
 use crate::plan::Share;
 use crate::reader::Region;
 
+/// Bytes of a slab that are made present before the first read in order.
+const GROWN_FIRST_BYTES: usize = 8 << 20;
+
 /// Most slots that a sleeping reader thread waits for: by then a wake-up costs next to nothing.
 const WAKE_SLOTS_MAX: u32 = 8;
 /// What helps a process that may not start a thread.
@@ -70,6 +73,10 @@ impl Runner {
         cursor: Cursor,
     ) -> Result<Self> {
         let (mut runner, alive) = Self::prepare(dataset, layout, key, share, settings, cursor)?;
+        // Shuffled rows go to nearly all slots before a first batch is whole. In order the first few are enough, and the rest is
+        // made present when it is lacked: of large batches it takes long.
+        let first_bytes = if key.shuffle { usize::MAX } else { GROWN_FIRST_BYTES };
+        while runner.slab.present_bytes() < first_bytes && runner.slab.grow().map_err(no_slab)? {}
         runner.spawn(runner.shared.settings.threads(), &alive)?;
         Ok(runner)
     }
