@@ -1,4 +1,5 @@
-//! How a slab's memory becomes present: a portion at a time, front to back, by whoever lacks slots, several side by side.
+//! How a slab's memory becomes present: a portion at a time, front to back, before a loader begins
+//! or by whoever lacks slots, several side by side.
 //!
 //! Huge pages are asked for as long as the kernel gives them without delay. What stays small is as good, only slower.
 
@@ -6,8 +7,11 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
-use crate::map::PORTION_BYTES;
 use crate::room::Promise;
+
+/// What is made present at a time, from the front on: the bytes that one entry of the page table's middle level stands for,
+/// on x86-64 and on arm64 with pages of 4 KiB.
+pub(crate) const PORTION_BYTES: usize = 2 << 20;
 
 /// Huge pages in vain after which no more are asked for: where memory is in pieces, each costs the kernel a search.
 const COLLAPSES_FAILED_MAX: u32 = 8;
@@ -113,7 +117,9 @@ mod tests {
             growth.made(portion, None);
             assert_eq!(growth.present_bytes(), portions * PORTION_BYTES);
         }
+        assert_eq!(growth.promise.bytes(), PORTION_BYTES as u64, "one is not present yet");
         growth.made(1, None);
+        assert_eq!(growth.promise.bytes(), 0);
         assert_eq!(growth.present_bytes(), 3 * PORTION_BYTES + 1);
         let mut ended = Growth::ended(PORTION_BYTES + 5);
         assert_eq!((ended.take(), ended.present_bytes()), (None, PORTION_BYTES + 5));

@@ -4,8 +4,7 @@
 //! what was checked stays true. It has no name and is gone with its last descriptor and mapping, however its users
 //! die.
 //!
-//! Whole huge pages where the kernel gives them ([`collapse`](Mapping::collapse)): they are there in a tenth of the time, and
-//! rows that land all over the slab miss the processor's few addresses of small pages no more.
+//! Whole huge pages where the kernel gives them ([`collapse`](Mapping::collapse)): they are there in a tenth of the time.
 //!
 //! Words that both sides change are reached as atomics only. Slot memory is handed out as plain addresses: who may
 //! touch a slot when is the hand-off's matter.
@@ -26,16 +25,13 @@ use nix::unistd::ftruncate;
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::error::SlabError;
-use crate::growth::Collapse;
+use crate::growth::{Collapse, PORTION_BYTES};
 use crate::layout::PAGE_BYTES;
 use crate::sync::{AtomicU64, ENTRY_WORDS, Entry};
 
 /// What it is called in `/proc/self/maps`.
 const NAME: &str = "forebay-slab";
 
-/// What is made present at a time, from the front on: the bytes that one entry of the page table's middle level stands for,
-/// on x86-64 and on arm64 with pages of 4 KiB.
-pub(crate) const PORTION_BYTES: usize = 2 << 20;
 /// Advice that makes a range one huge page now, whatever the system's settings for such pages of files in memory are
 /// (madvise(2), Linux 6.1; the number is that of `asm-generic/mman-common.h`).
 const MADV_COLLAPSE: libc::c_int = 25;

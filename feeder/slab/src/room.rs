@@ -25,6 +25,12 @@ impl Promise {
         Self(bytes)
     }
 
+    /// What is left of it.
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> u64 {
+        self.0
+    }
+
     /// So many of them were taken.
     pub(crate) fn kept(&mut self, bytes: u64) {
         let bytes = bytes.min(self.0);
@@ -180,6 +186,18 @@ mod tests {
     }
 
     const MEMINFO: (&str, &str) = ("/proc/meminfo", "MemTotal:  64 kB\nMemAvailable:      32 kB\nBuffers: 1 kB\n");
+
+    #[test]
+    fn what_slabs_will_still_take_is_not_available() {
+        let read = |path: &str| (path == MEMINFO.0).then(|| MEMINFO.1.to_owned());
+        assert!(check_memory(16 * 1024, 16 * 1024, &read).is_ok());
+        for (promised, left) in [(16 * 1024 + 1, 16 * 1024 - 1), (64 * 1024, 0)] {
+            match check_memory(16 * 1024, promised, &read) {
+                Err(SlabError::NoRoom { available_bytes, .. }) => assert_eq!(available_bytes, Some(left)),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
 
     #[test]
     fn available_memory_limits() {

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use super::Dataset;
 use super::apart::{self, Apart};
 use super::bad::{BadSample, bad_rows};
-use super::blocks::{BlockSpan, Blocks, ColumnsAt, Grouped, Located, before};
+use super::blocks::{BlockSpan, Blocks, ColumnsAt, Grouped, Located, within};
 use super::checks::{Check, Checker, Sampler};
 use super::evolve::{self, DefaultRows, Widener};
 use super::feed::{Failure, Feed, Taken};
@@ -183,21 +183,19 @@ impl Assembler {
         let first_read = out.len();
         self.group.clear();
         job.chunk_first = job.taken.unit.runs.first().map_or(0, |run| run.index);
-        // The end of the block of the run before, in the same chunk.
-        let (mut cut, mut known_end, mut at) = (0, 0, 0);
+        // Where the block of the run before lies, in the same chunk.
+        let (mut cut, mut known, mut at) = (0, 0..0, 0);
         while at < job.taken.unit.runs.len() {
             if job.taken.unit.cuts.get(cut) == Some(&at) {
                 self.make_reads(job, number, out);
-                known_end = 0;
+                known = 0..0;
                 job.chunk_at += self.chunk_bytes;
                 job.chunk_first = job.taken.unit.runs[at].index;
                 cut += 1;
             }
             // Nearly all runs lie in that block too.
             let cut_at = job.taken.unit.cuts.get(cut).copied().unwrap_or(job.taken.unit.runs.len());
-            // One that repeats a sample may lie before it.
-            let first = self.block.as_ref().map_or(0, |block| block.first);
-            let (count, end, rows) = before(&job.taken.unit.runs[at..cut_at], first, known_end);
+            let (count, end, rows) = within(&job.taken.unit.runs[at..cut_at], &known);
             if let Some(last) = self.group.last_mut().filter(|_| count > 0) {
                 job.spans.extend_from_slice(&job.taken.unit.runs[at..at + count]);
                 last.add_all(count, end, rows);
@@ -215,7 +213,7 @@ impl Assembler {
                             Located::Block(block) => block,
                             Located::Lost { error, .. } if !self.sampler.takes_all() => return Err(error),
                             Located::Lost { end, error } => {
-                                known_end = 0;
+                                known = 0..0;
                                 self.make_reads(job, number, out);
                                 lose(job, &mut run, end, &error);
                                 continue;
@@ -228,11 +226,13 @@ impl Assembler {
                     self.group.push(Grouped::new(job.spans.len(), run.index, block.clone()));
                     self.block = Some(block);
                 }
-                known_end = self.block.as_ref().map_or(run.index, |block| block.end);
-                let count = u64::from(run.count).min(known_end - run.index) as u32;
+                known = self.block.as_ref().map_or(0..run.index, |block| block.first..block.end);
+                let count = u64::from(run.count).min(known.end - run.index) as u32;
                 let span = Run { count, ..run };
                 job.spans.push(span);
-                self.group.last_mut().into_iter().for_each(|last| last.add(&span));
+                if let Some(last) = self.group.last_mut() {
+                    last.add(&span);
+                }
                 run.index += u64::from(count);
                 run.row += count;
                 run.count -= count;

@@ -67,13 +67,13 @@ impl Grouped {
     }
 }
 
-/// How many of `runs`, from the first on, lie in the samples from `first` to before `limit`, where they end and the rows they
-/// have.
-pub(super) fn before(runs: &[Run], first: u64, limit: u64) -> (usize, u64, usize) {
+/// How many of `runs`, from the first on, lie within `samples`, where they end and the rows they have.
+pub(super) fn within(runs: &[Run], samples: &Range<u64>) -> (usize, u64, usize) {
     let (mut end, mut rows) = (0, 0);
     for (at, run) in runs.iter().enumerate() {
         let run_end = run.index + u64::from(run.count);
-        if run_end > limit || run.index < first {
+        // A row that repeats a sample may begin before its neighbour, and before their block.
+        if run_end > samples.end || run.index < samples.start {
             return (at, end, rows);
         }
         end = run_end.max(end);

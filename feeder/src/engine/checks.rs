@@ -28,7 +28,7 @@ pub(super) struct Check {
 /// Says which parts of blocks are compared. One per reader thread.
 pub(super) struct Sampler {
     checksum: Checksum,
-    /// Parts read so far in this epoch, and the epoch's number.
+    /// Parts read so far in this epoch, plus the epoch's number.
     parts: u64,
 }
 
@@ -112,5 +112,28 @@ impl Checker {
             }
         }
         self.sums = Some((block.file.clone(), block.block, sums));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_part_in_so_many_is_compared_and_another_one_in_each_epoch() {
+        let taken = |checksum, epoch| -> Vec<usize> {
+            let mut sampler = Sampler::new(checksum);
+            sampler.begin(epoch);
+            (0..2 * Checksum::SAMPLE as usize).filter(|_| sampler.next()).collect()
+        };
+        assert_eq!(taken(Checksum::Sampled, 0), [0, 64]);
+        assert_eq!(taken(Checksum::Sampled, 1), [63, 127]);
+        assert_eq!(taken(Checksum::Sampled, 65), [63, 127]);
+        // All of the same data is compared once in so many epochs, the last ones that there are included.
+        let mut all: Vec<usize> =
+            (0..Checksum::SAMPLE).map(|back| taken(Checksum::Sampled, u64::MAX - back)[0]).collect();
+        all.sort_unstable();
+        assert_eq!(all, Vec::from_iter(0..64));
+        assert_eq!((taken(Checksum::Always, 7).len(), taken(Checksum::Off, 7).len()), (128, 0));
     }
 }

@@ -85,6 +85,7 @@ pub(super) struct Shared {
     /// Held by the thread that waits: one at a time may.
     pub(super) turn: Mutex<()>,
     pub(super) slab: Region,
+    /// The same memory, to make more of it present.
     pub(super) memory: Slab,
     pub(super) settings: Settings,
     pub(super) unit: UnitSize,
