@@ -281,8 +281,8 @@ def paced(job: Job, least: int, pace_ns: int) -> dict[str, Any]:
     # An epoch at full speed: the slab grows while a reader begins, and what is asked is how a training goes on.
     for _ in opened.epoch(0):
         pass
-    nexts, epoch, began = list[int](), 1, clock()
     gc.collect()
+    nexts, epoch, began = list[int](), 1, clock()
     while len(nexts) < least + WARM_UP_STEPS:
         batches, due = opened.epoch(epoch), clock()
         epoch += 1

@@ -71,7 +71,7 @@ pub(super) struct Job {
     pub(super) copies: Vec<CopyOut>,
     /// Rows of columns that their block does not have.
     defaults: Vec<DefaultRows>,
-    checks: Vec<Check>,
+    pub(super) checks: Vec<Check>,
     /// Rows of a unit to be checked that no block holds any more, with the reason: bad ones, of which nothing is read.
     lost: Vec<(Run, String)>,
     /// Checked rows that the scratch has no room for.

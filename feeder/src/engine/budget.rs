@@ -15,7 +15,7 @@ use super::pump::reads_in_flight;
 use super::settings::{Settings, cores};
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::Schedule;
-use crate::reader::{self, DirectReads};
+use crate::reader::{self, DirectReads, Keep};
 
 /// Slots beyond those that the plan keeps open, for batches that the trainer holds.
 pub(super) const LEASE_SLOTS: u64 = 4;
@@ -33,6 +33,8 @@ const THREAD_BYTES: usize = 3 << 20;
 const AVAILABLE_MIN: u64 = 12 << 20;
 /// A slab of a named limit leaves at least one part in so many of the memory available: some goes meanwhile.
 const SPARE_PART: u64 = 8;
+/// Files are brought into the page cache whole if no more than so many times what is read of them lies there.
+const AROUND_FACTOR: u64 = 2;
 /// Data that is to stay in the page cache takes no more than one part in so many of the memory available.
 const CACHE_PART: u64 = 2;
 
@@ -303,10 +305,15 @@ fn reading(
     (threads, depth, is_enough(threads, depth))
 }
 
-/// Whether cold data of `epoch` is to be read through the page cache, so that it is there for the epochs to come, rather
-/// than past it. A first epoch is often the only one, and what does not fit pushes out what others need.
-pub(super) fn keeps_in_cache(epoch: u64, data_bytes: u64, available: u64) -> bool {
-    epoch > 0 && data_bytes <= available / CACHE_PART
+/// What is to stay in the page cache of data that lie in files of `stored_bytes`, all of them together. What does not fit
+/// pushes out what others need, and where little of the files is read, what lies around that would be read for nothing.
+pub(super) fn keep(data_bytes: u64, stored_bytes: u64, available: u64) -> Keep {
+    let most = available / CACHE_PART;
+    match (data_bytes <= most, stored_bytes <= most.min(data_bytes.saturating_mul(AROUND_FACTOR))) {
+        (false, _) => Keep::Nothing,
+        (true, false) => Keep::Read,
+        (true, true) => Keep::Around,
+    }
 }
 
 #[cfg(test)]
@@ -473,10 +480,11 @@ mod tests {
     }
 
     #[test]
-    fn data_is_kept_in_the_cache_from_the_second_epoch_on_if_it_fits() {
-        assert!(!keeps_in_cache(0, 1, 1000));
-        assert!(keeps_in_cache(1, 500, 1000));
-        assert!(keeps_in_cache(9, 500, 1000));
-        assert!(!keeps_in_cache(1, 501, 1000));
+    fn data_that_fit_stay_in_the_cache_with_their_files_if_these_fit_too_and_hold_little_else() {
+        assert_eq!(keep(500, 500, 1000), Keep::Around);
+        assert_eq!(keep(250, 500, 1000), Keep::Around);
+        assert_eq!(keep(249, 500, 1000), Keep::Read);
+        assert_eq!(keep(499, 501, 1000), Keep::Read);
+        assert_eq!(keep(501, 501, 1000), Keep::Nothing);
     }
 }

@@ -12,7 +12,7 @@
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use cursorstore::position::BadTopicName;
 use cursorstore::records::DatasetVersion;
@@ -22,7 +22,9 @@ use super::evolve;
 use super::layout::SlotLayout;
 use crate::catalogue::{self, Catalogue, Lines};
 use crate::error::{Error, ErrorKind, Result};
-use crate::log::{Found, Guard, PIECE_BYTES, Root, SegmentView, Topic, TopicView, block_rows, column_at, crc32c};
+use crate::log::{
+    Found, Guard, PIECE_BYTES, PartitionView, Root, SegmentView, Topic, TopicView, block_rows, column_at, crc32c,
+};
 use crate::reader::ReadFile;
 use crate::schema::{Column, Schema};
 use crate::versions::{SchemaVersion, Upgrade};
@@ -48,6 +50,7 @@ pub struct Dataset {
     /// Keeps retention away; `None` where the topic's folder cannot be written, and once the job is over.
     guard: Option<Guard>,
     files: Mutex<Files>,
+    stored_bytes: OnceLock<u64>,
     notices: Mutex<Notices>,
 }
 
@@ -119,8 +122,9 @@ impl Dataset {
         let (guard, notices) = guard(&topic, &lowest)?;
         let line = WindowList::new(&[window]);
         let (windows, pinned) = (Vec::new(), Some(catalogue::pinned_ref(version)));
-        let (upgrades, files, notices) = (Mutex::default(), Mutex::default(), Mutex::new(notices));
-        Ok(Self { root, topic, view, windows, pinned, line, under, upgrades, guard, files, notices })
+        let (upgrades, files, stored_bytes) = (Mutex::default(), Mutex::default(), OnceLock::new());
+        let notices = Mutex::new(notices);
+        Ok(Self { root, topic, view, windows, pinned, line, under, upgrades, guard, files, stored_bytes, notices })
     }
 
     /// All records now in the topic `name` under `root`.
@@ -173,8 +177,22 @@ impl Dataset {
             }
         }
         let (guard, notices) = guard(&topic, &lowest)?;
-        let (upgrades, files, notices) = (Mutex::default(), Mutex::default(), Mutex::new(notices));
-        Ok(Self { root, topic, view, windows, pinned: None, line, under, upgrades, guard, files, notices })
+        let (upgrades, files, stored_bytes) = (Mutex::default(), Mutex::default(), OnceLock::new());
+        let notices = Mutex::new(notices);
+        Ok(Self {
+            root,
+            topic,
+            view,
+            windows,
+            pinned: None,
+            line,
+            under,
+            upgrades,
+            guard,
+            files,
+            stored_bytes,
+            notices,
+        })
     }
 
     /// Lets go of what is guarded and of all files: nothing more will be read.
@@ -216,6 +234,24 @@ impl Dataset {
         let upgrade = Arc::new(self.view.schemas.upgrade(segment.schema(), &self.under.schema)?);
         known.insert(segment.schema_number, upgrade.clone());
         Ok(Some(upgrade))
+    }
+
+    /// Bytes of all rows, over all columns, of the segments that hold records of the windows.
+    pub(super) fn stored_bytes(&self) -> u64 {
+        let sum = || {
+            let mut stored = HashMap::new();
+            for extent in self.line.extents() {
+                let partition = self.view.partitions.iter().find(|partition| partition.partition == extent.segment);
+                let segments = partition.map_or(&[][..], PartitionView::segments);
+                let first = segments.partition_point(|segment| segment.end <= extent.from);
+                for segment in segments[first..].iter().take_while(|segment| segment.base < extent.to) {
+                    let row_bytes = segment.schema().row_bytes() as u64;
+                    stored.insert((segment.partition, segment.base), (segment.end - segment.base) * row_bytes);
+                }
+            }
+            stored.values().sum()
+        };
+        *self.stored_bytes.get_or_init(sum)
     }
 
     /// Rows that are read at once where the order is the topic's own: whole blocks, about [`IN_ORDER_BYTES`] of them.
@@ -440,4 +476,42 @@ pub(super) enum Sample {
     Good(Vec<Vec<u8>>),
     /// Its bytes are not what was written; nor are those of the following samples, `rows` in all.
     Bad { error: Error, rows: u64 },
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+
+    use super::*;
+    use crate::log::{TopicOptions, WriterOptions};
+    use crate::rows::Rows;
+
+    #[test]
+    fn stored_are_all_columns_of_the_segments_that_are_read_from() {
+        let folder = tempfile::tempdir().unwrap();
+        let schema = Schema::parse("id:int64, x:float32[3]").unwrap();
+        let name: TopicName = "numbers".parse().unwrap();
+        let topic =
+            Root::create(folder.path()).unwrap().create_topic(&name, &schema, &TopicOptions::default()).unwrap();
+        for count in [10, 20, 30] {
+            let writer = topic.writer(0, WriterOptions::default()).unwrap();
+            let columns =
+                [8, 12].map(|row_bytes| arrow_buffer::Buffer::from_vec(vec![0u8; count * row_bytes])).to_vec();
+            writer.append(&Rows::new(topic.schema().clone(), count, columns).unwrap()).unwrap();
+            writer.seal().unwrap();
+            writer.close().unwrap();
+        }
+        let all = Dataset::all_of(folder.path(), &name).unwrap();
+        assert_eq!(all.stored_bytes(), 60 * 20);
+        let of = |extents: &[Range<u64>]| {
+            let (topic, view) = (all.topic.clone(), all.view.clone());
+            let incarnation = view.incarnation;
+            let extents = extents.iter().map(|at| Extent { segment: 0, incarnation, from: at.start, to: at.end });
+            let windows = vec![Window { extents: extents.collect() }];
+            Dataset::new(all.root.clone(), topic, view, windows, all.under.clone()).unwrap().stored_bytes()
+        };
+        assert_eq!(of(&[9..10, 2..3]), 10 * 20);
+        assert_eq!(of(&[30..31]), 30 * 20);
+        assert_eq!(of(&[29..31, 0..1]), 60 * 20);
+    }
 }

@@ -23,7 +23,9 @@ use std::sync::Arc;
 
 use super::bounces::{Alloc, Bounces, LOAN_BYTES};
 use super::cachestat::cached_bytes;
-use super::{BlockReader, DirectReads, Done, Notice, Part, Read, ReadError, ReadFile, ReaderStats, Region, RingError};
+use super::{
+    BlockReader, DirectReads, Done, Keep, Notice, Part, Read, ReadError, ReadFile, ReaderStats, Region, RingError,
+};
 use super::{fence, transfer};
 
 /// Offsets and lengths of direct reads are multiples of this; enough for all usual devices.
@@ -486,12 +488,19 @@ impl BlockReader for DirectReader {
         ReaderStats { syscalls: self.stats.syscalls + syscalls, short_reads, ..self.stats }
     }
 
-    fn keep_in_cache(&mut self, keep: bool) {
-        self.keep = keep;
+    fn keep_in_cache(&mut self, keep: Keep) {
+        self.keep = keep != Keep::Nothing;
+        if self.ask.is_some() {
+            self.inner.keep_in_cache(keep);
+        }
+    }
+
+    fn prepare(&mut self, file: &ReadFile, offset: u64, bytes: u64) {
+        self.inner.prepare(file, offset, bytes);
     }
 
     fn take_notice(&mut self) -> Option<Notice> {
-        self.notices.pop_front()
+        self.notices.pop_front().or_else(|| self.inner.take_notice())
     }
 }
 

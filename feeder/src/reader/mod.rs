@@ -7,9 +7,10 @@
 //!
 //! Two implementations give the same results: io_uring (the default) and `preadv`, for kernels and containers that
 //! forbid the former. [`open`] chooses. The third, in `testing`, follows a script of faults. One conformance suite
-//! runs over all three. A file that ends too early is an error, never a signal: no file is mapped.
+//! runs over all three. A file that ends too early is an error, never a signal: no mapping of a file is touched.
 //!
-//! [`open_direct`] puts a fourth over the first two, which reads cold data past the page cache.
+//! [`open_direct`] puts two more over the first two: one reads cold data past the page cache, the other fills the cache with
+//! data that are to stay there.
 //!
 //! The failure of one read ([`ReadError`]) and the failure of the reader itself ([`RingError`]) are different things.
 //! After the latter nothing more can be had from the reader than to drop it.
@@ -20,7 +21,9 @@ mod copy;
 mod direct;
 mod error;
 mod file;
+mod fill;
 mod gather;
+mod populate;
 mod preadv;
 mod region;
 mod scatter;
@@ -45,6 +48,7 @@ pub use scatter::Scatter;
 
 use bounces::Bounces;
 use direct::{DirectReader, Setup};
+use fill::{Cache, FillingReader};
 use preadv::PreadvReader;
 use uring::{Ring, UringReader};
 
@@ -131,9 +135,11 @@ pub trait BlockReader: Send {
     /// Totals so far.
     fn stats(&self) -> ReaderStats;
 
-    /// Whether data that is not in the page cache is to be read through it from now on, so that later reads find it there. For
-    /// readers that have the choice.
-    fn keep_in_cache(&mut self, _keep: bool) {}
+    /// What becomes of data, from now on, that are not in the page cache. For readers that have the choice.
+    fn keep_in_cache(&mut self, _keep: Keep) {}
+
+    /// Does to the page cache what a read of these bytes would do first, for a caller that goes on to read them by itself.
+    fn prepare(&mut self, _file: &ReadFile, _offset: u64, _bytes: u64) {}
 
     /// What the log should say of a way of reading that was taken or given up since the last call; the oldest first.
     fn take_notice(&mut self) -> Option<Notice> {
@@ -162,10 +168,22 @@ pub enum ReaderKind {
     Preadv,
 }
 
+/// What becomes of data that a read does not find in the page cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Keep {
+    /// Nobody needs them again: they may be read past it.
+    #[default]
+    Nothing,
+    /// They are read through it, so that later reads find them there.
+    Read,
+    /// The same, and so are those around them, in pieces that later reads copy fastest.
+    Around,
+}
+
 /// Whether files with [final](ReadFile::into_final) contents are read past the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DirectReads {
-    /// Where less than half of what is to be read is cached and it is not very short, unless it is [to stay there](BlockReader::keep_in_cache).
+    /// Where less than half of what is to be read is cached and it is not very short, unless it is to [stay there](Keep).
     #[default]
     Auto,
     /// Always, if the file system has such reads.
@@ -184,7 +202,7 @@ pub fn open_direct(
     log: &mut dyn FnMut(&str),
 ) -> Result<Box<dyn BlockReader>, ReaderError> {
     if direct == DirectReads::Off || !(1..=MAX_DEPTH).contains(&depth) {
-        return open(kind, depth, regions, log);
+        return open_filling(kind, depth, regions, log);
     }
     let bounces = Bounces::new(depth, Setup::default().alloc);
     open_with(kind, direct, depth, regions, bounces, log)
@@ -208,12 +226,22 @@ fn open_with(
         Ok(bounces) => bounces,
         Err(error) => {
             let mut log = |line: &str| log(&format!("{line}, direct=off reason=no memory for its buffers: {error}"));
-            return open(kind, depth, regions, &mut log);
+            return open_filling(kind, depth, regions, &mut log);
         }
     };
     let all = regions.iter().cloned().chain([bounces.region().clone()]).collect();
-    let inner = open(kind, depth, all, log)?;
+    let inner = open_filling(kind, depth, all, log)?;
     Ok(Box::new(DirectReader::new(inner, direct, bounces, regions, Setup::default())))
+}
+
+/// As [`open`], for reads of data that are to [stay in the page cache](Keep).
+fn open_filling(
+    kind: ReaderKind,
+    depth: usize,
+    regions: Vec<Region>,
+    log: &mut dyn FnMut(&str),
+) -> Result<Box<dyn BlockReader>, ReaderError> {
+    Ok(Box::new(FillingReader::new(open(kind, depth, regions, log)?, Cache::default())))
 }
 
 /// Makes a reader whose parts lie in `regions`; writes one line to `log`: which implementation, and why.

@@ -428,12 +428,14 @@ fn what_is_to_stay_in_the_cache_is_read_through_it_unless_all_is_direct() {
         let setup = Setup { ask: COLD, ..Setup::default() };
         let mut reader = reader_over(kind(ReaderKind::Preadv), mode, setup, 2, memory.clone());
         let mut copied = 0;
-        for (keep, bytes) in [(false, 1 << 14), (true, kept), (false, 1 << 14)] {
+        for (keep, bytes) in
+            [(Keep::Nothing, 1 << 14), (Keep::Read, kept), (Keep::Around, kept), (Keep::Nothing, 1 << 14)]
+        {
             reader.keep_in_cache(keep);
             let done = one(&mut reader, read(&file, 0, part()));
             assert_landed(&memory, &done.read, &data);
             copied += if direct { bytes } else { 0 };
-            assert_eq!(reader.stats().copied_bytes, copied, "{mode:?} keep={keep}");
+            assert_eq!(reader.stats().copied_bytes, copied, "{mode:?} {keep:?}");
         }
     }
 }
