@@ -29,6 +29,8 @@ RING_BUFFERS = 8
 """Buffers of batches that `ideal_*` and `limit_ring*` use in turn."""
 DISK_READ_BYTES = 1 << 20
 DISK_DEPTH = 8
+DISK_CHUNK_BYTES = 256 << 10
+DISK_CHUNK_DEPTH = 16
 """How a disk is read: reads of that size, so many at once."""
 
 Batch = dict[str, Any]
@@ -68,15 +70,19 @@ class Limit:
     slab_of: str | None = None
     topic: bool = False
     usual: bool = True
-    direct: bool = False
-    """Past the page cache, `DISK_DEPTH` reads at once."""
+    way: Literal["cached", "direct", "scattered"] = "cached"
+    """Through the page cache or past it, `threads` reads at once; in order or at places far from each other."""
     order: Order = "sequential"
     kind: Literal["limit"] = "limit"
 
+    def read_bytes(self, workload: Workload) -> int:
+        """Bytes of a read."""
+        return {"cached": workload.batch_bytes, "direct": DISK_READ_BYTES, "scattered": DISK_CHUNK_BYTES}[self.way]
+
     def memory_bytes(self, workload: Workload, slabs: dict[str, int]) -> int:
         """Bytes to read into, over all threads. `slabs` are those seen, by contestant."""
-        if self.direct:
-            return DISK_READ_BYTES * self.threads
+        if self.way != "cached":
+            return self.read_bytes(workload) * self.threads
         if self.slab_of is None:
             return workload.batch_bytes * RING_BUFFERS * self.threads
         return max(slabs[self.slab_of], workload.batch_bytes * self.threads)
@@ -202,7 +208,8 @@ OURS: dict[str, Limit | Loop] = {
         Limit("limit_small_slab_2", "the same, 2 threads", 2, slab_of="forebay_sequential"),
         Limit("limit_slab", "C, pread into the shuffled slab's size, 1 thread", 1, slab_of="forebay_shuffled"),
         Limit("limit_slab_2", "the same, 2 threads", 2, slab_of="forebay_shuffled"),
-        Limit("limit_disk", "C, O_DIRECT reads of 1 MiB in order, 8 at once", DISK_DEPTH, usual=False, direct=True),
+        Limit("limit_disk", "C, O_DIRECT reads of 1 MiB in order, 8 at once", DISK_DEPTH, usual=False, way="direct"),
+        Limit("limit_disk_chunks", "256 KiB at far places, 16", DISK_CHUNK_DEPTH, usual=False, way="scattered"),
         _ideal("ideal_pread", "sequential", "order", "Python, pread of a batch into 8 buffers"),
         _ideal("ideal_blocks", "shuffled", "blocks", "the same, whole batches in random order"),
         _ideal("ideal_rows", "shuffled", "rows", "the same, one pread per row in random order"),
@@ -222,6 +229,7 @@ OURS: dict[str, Limit | Loop] = {
 
 COLD = (
     "limit_disk",
+    "limit_disk_chunks",
     "ideal_pread",
     "forebay_sequential",
     "forebay_sequential_1",

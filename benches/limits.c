@@ -1,12 +1,13 @@
 // What this machine can do at most: a file read in order, a batch at a time, into memory of a given size.
 //
-//   limits FILE READ_BYTES MEMORY_BYTES THREADS LEAST_SECONDS LEAST_PASSES cached|direct
+//   limits FILE READ_BYTES MEMORY_BYTES THREADS LEAST_SECONDS LEAST_PASSES cached|direct|scattered
 //
 // The memory is cut into buffers of READ_BYTES that are used in turn: eight of them stay in the last cache, as many as a
 // loader's slab do not. Threads take every THREADSth read and have buffers of their own. `cached` reads through the page
 // cache into a memfd, populated beforehand. `direct` reads past it, into huge pages where there are any: small ones cost a
-// disk two thirds of its rate; its threads are the reads in flight. Whole passes are made until both leasts are reached; one
-// line of JSON says how long each took. No options, no defaults: the benchmark calls it.
+// disk two thirds of its rate; its threads are the reads in flight. `scattered` does so at places far from each other. Whole
+// passes are made until both leasts are reached; one line of JSON says how long each took. No options, no defaults: the
+// benchmark calls it.
 
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -25,7 +26,7 @@ enum { PASSES_MAX = 4096, THREADS_MAX = 64, DIRECT_ALIGN = 4096, HUGE_PAGE_BYTES
 struct job {
     const char *path;
     char *memory;
-    size_t read_bytes, buffers, size;
+    size_t read_bytes, buffers, size, stride;
     unsigned threads, number;
     int flags;
     pthread_barrier_t *barrier;
@@ -58,8 +59,9 @@ static void *reader(void *argument) {
     for (;;) {
         pthread_barrier_wait(job->barrier);
         if (*job->over) break;
-        size_t buffer = 0;
-        for (size_t at = job->number * job->read_bytes; at < job->size; at += job->threads * job->read_bytes) {
+        size_t buffer = 0, reads = (job->size + job->read_bytes - 1) / job->read_bytes;
+        for (size_t i = job->number; i < reads; i += job->threads) {
+            size_t at = i * job->stride % reads * job->read_bytes;
             size_t bytes = job->size - at < job->read_bytes ? job->size - at : job->read_bytes;
             char *into = job->memory + (job->number * job->buffers + buffer) * job->read_bytes;
             // Direct reads are of whole pages, and end with the file.
@@ -71,6 +73,19 @@ static void *reader(void *argument) {
     }
     close(fd);
     return NULL;
+}
+
+// The number nearest above `part` of `reads` that has no factor in common with it: multiples of it come to every read once.
+static size_t stride_of(size_t reads, double part) {
+    for (size_t stride = reads * part + 1;; stride++) {
+        size_t a = stride, b = reads;
+        while (b) {
+            size_t rest = a % b;
+            a = b;
+            b = rest;
+        }
+        if (a == 1) return stride;
+    }
 }
 
 static char *cached_memory(size_t bytes) {
@@ -92,9 +107,11 @@ static char *direct_memory(size_t bytes) {
 }
 
 int main(int count, char **words) {
-    int direct = count == 8 && strcmp(words[7], "direct") == 0;
+    int scattered = count == 8 && strcmp(words[7], "scattered") == 0;
+    int direct = scattered || (count == 8 && strcmp(words[7], "direct") == 0);
     if (count != 8 || (!direct && strcmp(words[7], "cached") != 0)) {
-        fprintf(stderr, "usage: limits FILE READ_BYTES MEMORY_BYTES THREADS LEAST_SECONDS LEAST_PASSES cached|direct\n");
+        fprintf(stderr, "usage: limits FILE READ_BYTES MEMORY_BYTES THREADS LEAST_SECONDS LEAST_PASSES "
+                        "cached|direct|scattered\n");
         return 2;
     }
     size_t read_bytes = strtoull(words[2], NULL, 10), memory_bytes = strtoull(words[3], NULL, 10);
@@ -109,6 +126,8 @@ int main(int count, char **words) {
     check(stat(words[1], &about) == 0, "stat");
     char *memory = direct ? direct_memory(memory_bytes) : cached_memory(memory_bytes);
 
+    size_t reads = (about.st_size + read_bytes - 1) / read_bytes;
+    size_t stride = scattered ? stride_of(reads, 0.618) : 1;
     int over = 0;
     pthread_t ids[THREADS_MAX];
     struct job jobs[THREADS_MAX];
@@ -121,6 +140,7 @@ int main(int count, char **words) {
             .read_bytes = read_bytes,
             .buffers = memory_bytes / read_bytes / threads,
             .size = about.st_size,
+            .stride = stride,
             .threads = threads,
             .number = i,
             .flags = direct ? O_DIRECT : 0,

@@ -1,10 +1,10 @@
 """The machine: what it is, what else runs on it, what is in its page cache.
 
 Figures of a shared machine are worth what its load lets them be worth, so every run is taken down with the load and the
-processor time that others used meanwhile. How the page cache was filled moves figures by two and more: it holds files in
-pieces of 4 KiB to 2 MiB, the larger the faster they are copied, and read-ahead begins each file with small ones (24 MiB of
-them at 8 MiB of read-ahead). So it is filled in one way for all: dropped, then brought in by pieces of 2 MiB, in which
-Forebay fills it too.
+processor time that others used meanwhile. How the page cache was filled moves figures by two and more: it holds files
+in pieces of 4 KiB to 2 MiB, the larger the faster they are copied, and read-ahead begins each file with small ones (24
+MiB of them at 8 MiB of read-ahead). So it is filled in one way for all: dropped, then brought in by pieces of 2 MiB, in
+which Forebay fills it too.
 """
 
 from __future__ import annotations

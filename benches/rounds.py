@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 import machine
 import report
-from contestants import DISK_READ_BYTES, Limit, Loop
+from contestants import Limit, Loop
 from peers import Peer
 from rivals import Rivals
 from workloads import Data, Workload
@@ -165,9 +165,9 @@ class Bench:
         threads = threads or limit.threads
         memory = memory_bytes or limit.memory_bytes(self.workload, self.slabs)
         file = max(self.files_of(limit), key=lambda file: file.stat().st_size)
-        read = DISK_READ_BYTES if limit.direct else self.workload.batch_bytes
+        read = limit.read_bytes(self.workload)
         leasts = (0, 1) if self.workload.cold else (self.options.seconds, LEAST_EPOCHS)
-        numbers = map(str, (read, memory, threads, *leasts, "direct" if limit.direct else "cached"))
+        numbers = map(str, (read, memory, threads, *leasts, limit.way))
         busy, own = machine.busy_s(), machine.own_s(resource.RUSAGE_CHILDREN)
         began = time.perf_counter()
         result = json_of([str(self.options.tools / "limits"), str(file), *numbers])
