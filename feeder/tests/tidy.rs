@@ -24,6 +24,7 @@ const UNSAFE: &[&str] = &[
     "feeder/src/reader/cachestat.rs",
     "feeder/src/reader/copy.rs",
     "feeder/src/reader/gather.rs",
+    "feeder/src/reader/populate.rs",
     "feeder/src/reader/preadv.rs",
     "feeder/src/reader/region.rs",
     "feeder/src/reader/scatter.rs",

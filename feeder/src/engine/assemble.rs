@@ -317,10 +317,16 @@ impl Assembler {
         // As wide as rows become: those of other blocks of the unit may be stored wider than these.
         let before_bytes = (samples.start - job.chunk_first) as usize * placed.row_bytes;
         let mut at = job.chunk_at + self.places[column] + before_bytes;
+        let rows_alone = start..end;
         if job.check {
             start = start / PIECE_BYTES * PIECE_BYTES;
             end = end.next_multiple_of(PIECE_BYTES).min(block.block.rows as usize * bytes);
             job.checked_bytes += (end - start) as u64;
+        }
+        // Where whole pieces are no more than the rows, and not all are compared, these go where rows that are not compared do:
+        // the list of where they come from then serves all columns. Rows that else go straight into slots have no such place.
+        let has_place = !self.sampler.takes_all() && (short || stored.widen.is_some());
+        if job.check && !(has_place && rows_alone == (start..end)) {
             if job.scratch_used + (end - start) > self.scratch_bytes {
                 return job.apart.push(Apart { column, stored, block: block.clone(), spans });
             }

@@ -480,8 +480,6 @@ pub(super) enum Sample {
 
 #[cfg(test)]
 mod tests {
-    use std::ops::Range;
-
     use super::*;
     use crate::log::{TopicOptions, WriterOptions};
     use crate::rows::Rows;
@@ -503,15 +501,15 @@ mod tests {
         }
         let all = Dataset::all_of(folder.path(), &name).unwrap();
         assert_eq!(all.stored_bytes(), 60 * 20);
-        let of = |extents: &[Range<u64>]| {
+        let of = |extents: &[(u64, u64)]| {
             let (topic, view) = (all.topic.clone(), all.view.clone());
             let incarnation = view.incarnation;
-            let extents = extents.iter().map(|at| Extent { segment: 0, incarnation, from: at.start, to: at.end });
+            let extents = extents.iter().map(|&(from, to)| Extent { segment: 0, incarnation, from, to });
             let windows = vec![Window { extents: extents.collect() }];
             Dataset::new(all.root.clone(), topic, view, windows, all.under.clone()).unwrap().stored_bytes()
         };
-        assert_eq!(of(&[9..10, 2..3]), 10 * 20);
-        assert_eq!(of(&[30..31]), 30 * 20);
-        assert_eq!(of(&[29..31, 0..1]), 60 * 20);
+        assert_eq!(of(&[(9, 10), (2, 3)]), 10 * 20);
+        assert_eq!(of(&[(30, 31)]), 30 * 20);
+        assert_eq!(of(&[(29, 31), (0, 1)]), 60 * 20);
     }
 }

@@ -8,7 +8,6 @@
 use std::ops::Range;
 
 use super::assemble::Job;
-use super::scatters::CopyOut;
 use crate::plan::Run;
 use crate::reader::Gather;
 
@@ -108,22 +107,25 @@ impl Gathers {
         Some(self.next[copy]).filter(|&copy| copy != NONE).map(|copy| copy as usize)
     }
 
-    /// The rows of `column`, by their places from its first copy in the scratch and from the column in the first slot on;
+    /// The rows of `column`, by their places from the first of its copies in the scratch on and from the column in the first slot;
     /// `None` where they are to be copied one by one.
     pub(super) fn of(&mut self, column: usize, job: &Job, slot_bytes: usize) -> Option<(usize, &Gather)> {
         let first = self.first(column)?;
-        let CopyOut { row_bytes, at: from, .. } = job.copies[first];
-        let (mut same, mut next) = (true, Some(first));
+        let row_bytes = job.copies[first].row_bytes;
+        let (mut same, mut next, mut from) = (true, Some(first), usize::MAX);
         self.begins.clear();
         while let Some(at) = next {
             let copy = &job.copies[at];
-            if copy.widen.is_some() || copy.at < from {
+            if copy.widen.is_some() {
                 return None;
             }
             same &= self.parts.get(self.begins.len()) == Some(&copy.spans);
-            self.begins.push(copy.at - from);
+            self.begins.push(copy.at);
+            // Parts that are compared with their checksums may lie behind those that follow them.
+            from = from.min(copy.at);
             next = self.after(at);
         }
+        self.begins.iter_mut().for_each(|begin| *begin -= from);
         if !same || self.parts.len() != self.begins.len() {
             self.list(column, job, slot_bytes);
         }
@@ -228,6 +230,7 @@ impl Gathers {
 
 #[cfg(test)]
 mod tests {
+    use super::super::scatters::CopyOut;
     use super::*;
     use crate::plan::Unit;
 
@@ -271,6 +274,19 @@ mod tests {
         assert_eq!(sources, turns.chain([(0, 8)]).collect::<Vec<_>>());
         assert!(gathers.of(3, &job, SLOT_BYTES).is_none(), "nothing of it is read");
         assert_eq!((gathers.first(1), gathers.after(1), gathers.after(4)), (Some(1), Some(4), None));
+    }
+
+    #[test]
+    fn a_first_part_that_waits_behind_the_others_is_as_good() {
+        let mut job = job(&[4, 8]);
+        job.copies[..2].iter_mut().for_each(|copy| copy.at += 2000);
+        let mut gathers = Gathers::default();
+        assert!(gathers.begin(&job, 2));
+        for (column, row_bytes) in [(0, 4), (1, 8)] {
+            let (from, gather) = gathers.of(column, &job, SLOT_BYTES).unwrap();
+            assert_eq!((from, gather.bytes()), (1000 + 100 * column, 17 * row_bytes));
+            assert_eq!(gathers.begins, [1000, 0]);
+        }
     }
 
     #[test]

@@ -66,8 +66,8 @@ impl Unit {
     /// Sets steps and samples from the runs, which are not empty and sorted by index. Steps of earlier chunks count as well.
     pub(super) fn span_runs(&mut self, first_step: u64, last_step: u64) {
         let (first, last) = (self.runs[self.last_cut()], self.runs[self.runs.len() - 1]);
-        self.last_step = if self.cuts.is_empty() { last_step } else { last_step.max(self.last_step) };
-        self.first_step = first_step;
+        let others = if self.cuts.is_empty() { (first_step, last_step) } else { (self.first_step, self.last_step) };
+        (self.first_step, self.last_step) = (first_step.min(others.0), last_step.max(others.1));
         self.from = first.index;
         self.count = (last.index - first.index) as u32 + last.count;
     }
@@ -130,7 +130,7 @@ impl Schedule {
         Ok(Self { line, steps, order, piece, chunks: 1, pad })
     }
 
-    /// The same with up to `chunks` chunks (at least 1) of one pool in a unit where they are first needed in one step.
+    /// The same with up to `chunks` chunks (at least 1) of one pool in a unit, which comes at the first step that needs any.
     #[must_use]
     pub fn joining(self, chunks: u32) -> Self {
         Self { chunks: chunks.max(1), ..self }

@@ -2,9 +2,10 @@
 //!
 //! Steps are walked in turn, and in each step the lanes that hold this rank's places. A lane has at most one pool open: when a
 //! step reaches past it the next one is opened, that is, permuted once, and every row that this rank has in it is written
-//! down by chunk ([`Pool::cells`]). A chunk is given out at the first step that needs it, with all its rows; a pool whose
-//! chunks are all given out gives its memory back. So at a time only pools with chunks still to come are held, and
-//! starting anywhere opens one pool a lane, whole, of which only rows at or after the cursor are kept.
+//! down by chunk ([`Pool::cells`]). A chunk is given out with all its rows at the first step that needs it, or
+//! [beside](Shuffled::next_beside) another of its pool; a pool whose chunks are all given out gives its memory back. So at
+//! a time only pools with chunks still to come are held, and starting anywhere opens one pool a lane, whole, of which only
+//! rows at or after the cursor are kept.
 
 use std::ops::Range;
 
@@ -170,9 +171,12 @@ impl Shuffled {
         }
     }
 
-    /// Adds another chunk of the pool that the last one is of, if this step needs it as well; gives its samples.
+    /// Adds another chunk of the pool that the last one is of, also one that only a later step needs: that is soon, and together
+    /// they lie in the same steps (single samples do not, each of which is in one). Gives its samples.
     pub(super) fn next_beside(&mut self, unit: &mut Unit) -> Option<Range<u64>> {
-        if self.visit.is_empty() || self.lanes[self.visiting as usize].next_step != self.step {
+        let (lane, singles) =
+            (&self.lanes[self.visiting as usize], self.span.as_ref().is_some_and(|span| span.chunk == 1));
+        if self.visit.is_empty() || lane.pool == CLOSED || (singles && lane.next_step != self.step) {
             return None;
         }
         unit.cuts.push(unit.runs.len());

@@ -12,17 +12,14 @@
 //! whose result counts. So results are those of the wrapped reader, and a file system without direct reads costs a line in
 //! the log.
 //!
-//! Under [`DirectReads::Auto`] short reads go through the cache: they are those of small columns, a page of which holds the
-//! rows of several chunks and is then read once. Of the others every [`ASK_READS`]th of a file asks how much of its own
-//! range is cached; those up to the next question are made the same way. Joined ones are one in this.
+//! What is [cold](super::cold) is read so.
 
 use std::collections::VecDeque;
-use std::fs::File;
-use std::io;
 use std::sync::Arc;
 
 use super::bounces::{Alloc, Bounces, LOAN_BYTES};
 use super::cachestat::cached_bytes;
+use super::cold::{Ask, Cold};
 use super::{
     BlockReader, DirectReads, Done, Keep, Notice, Part, Read, ReadError, ReadFile, ReaderStats, Region, RingError,
 };
@@ -30,23 +27,12 @@ use super::{fence, transfer};
 
 /// Offsets and lengths of direct reads are multiples of this; enough for all usual devices.
 const ALIGN_BYTES: u64 = 4096;
-/// Shorter reads go through the cache.
-const SHORT_BYTES: u64 = 16 << 10;
-/// One read of a file in so many asks whether its range is cached.
-const ASK_READS: u32 = 8;
-/// A range of which less than one part in so many is cached is read past the cache.
-const CACHED_PART: u64 = 2;
-/// Files that a reader remembers the answer of.
-const KNOWN_FILES: usize = 64;
 /// Reads are joined over gaps up to this size.
 const GAP_BYTES: u64 = 16 << 10;
 /// Copies from this size on bypass the caches.
 const STREAMING_BYTES: usize = 256;
 /// Marks the wrapped reader's reads that fill bounce buffers.
 const BOUNCE_TOKEN: u64 = 1 << 63;
-
-/// Bytes of a range of a file that are cached.
-type Ask = fn(&File, u64, u64) -> io::Result<u64>;
 
 /// What tests set by hand.
 #[derive(Clone, Copy)]
@@ -92,23 +78,12 @@ struct Bounce {
     parts: Vec<Part>,
 }
 
-#[derive(Clone, Copy, Default)]
-struct Known {
-    id: u64,
-    asks_in: u32,
-    direct: bool,
-}
-
 pub(super) struct DirectReader {
     /// Dropped first: it waits until nothing lands in the bounce buffers any more.
     inner: Box<dyn BlockReader>,
     regions: Vec<Region>,
     memory: Bounces,
-    /// `None`: everything is read past the cache.
-    ask: Option<Ask>,
-    /// Whether what is cold is to be in the cache afterwards.
-    keep: bool,
-    known: [Known; KNOWN_FILES],
+    cold: Cold,
     bounces: Vec<Bounce>,
     works: Vec<Work>,
     idle: Vec<usize>,
@@ -146,9 +121,7 @@ impl DirectReader {
             regions,
             bounces: (0..memory.grains()).map(|_| Bounce::default()).collect(),
             memory,
-            ask: (mode == DirectReads::Auto).then_some(setup.ask),
-            keep: false,
-            known: [Known::default(); KNOWN_FILES],
+            cold: Cold::new((mode == DirectReads::Auto).then_some(setup.ask)),
             works: Vec::new(),
             idle: Vec::new(),
             started: 0,
@@ -240,39 +213,18 @@ impl DirectReader {
             Err(reason) => {
                 self.notices.push_back(refusal(&reason, file));
                 // Not said again before the file is asked about again, nor when all goes well later.
-                self.known[file.id() as usize % KNOWN_FILES] =
-                    Known { id: file.id(), asks_in: u32::MAX, direct: false };
+                self.cold.refuse(file);
                 None
             }
         }
     }
 
     fn is_cold(&mut self, file: &ReadFile, offset: u64, bytes: u64) -> bool {
-        let known = &mut self.known[file.id() as usize % KNOWN_FILES];
-        if known.id != file.id() {
-            *known = Known { id: file.id(), asks_in: 0, direct: self.ask.is_none() };
-        }
-        let Some(ask) = self.ask else { return known.direct };
-        if self.keep || bytes < SHORT_BYTES {
-            return false;
-        }
-        if known.asks_in > 0 {
-            known.asks_in -= 1;
-            return known.direct;
-        }
-        known.asks_in = ASK_READS - 1;
-        self.stats.syscalls += 1;
-        known.direct = match ask(file.file(), offset, bytes) {
-            Ok(cached) => cached.saturating_mul(CACHED_PART) < bytes,
-            Err(error) => {
-                let line = format!("direct=off reason=cannot ask what is in the page cache: {error}");
-                self.notices.push_back(Notice { way: "unknown", line });
-                // Nobody can say: nothing is asked any more.
-                self.ask = Some(|_, _, bytes| Ok(bytes));
-                false
-            }
-        };
-        known.direct
+        self.cold.is_cold(file, offset, bytes).unwrap_or_else(|error| {
+            let line = format!("direct=off reason=cannot ask what is in the page cache: {error}");
+            self.notices.push_back(Notice { way: "unknown", line });
+            false
+        })
     }
 
     fn submit_cached(&mut self, mut read: Read) {
@@ -485,12 +437,12 @@ impl BlockReader for DirectReader {
 
     fn stats(&self) -> ReaderStats {
         let ReaderStats { syscalls, short_reads, .. } = self.inner.stats();
-        ReaderStats { syscalls: self.stats.syscalls + syscalls, short_reads, ..self.stats }
+        ReaderStats { syscalls: self.cold.asked + syscalls, short_reads, ..self.stats }
     }
 
     fn keep_in_cache(&mut self, keep: Keep) {
-        self.keep = keep != Keep::Nothing;
-        if self.ask.is_some() {
+        self.cold.keep = keep;
+        if self.cold.depends() {
             self.inner.keep_in_cache(keep);
         }
     }

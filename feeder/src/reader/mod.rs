@@ -17,6 +17,7 @@
 
 mod bounces;
 mod cachestat;
+mod cold;
 mod copy;
 mod direct;
 mod error;

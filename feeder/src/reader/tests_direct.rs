@@ -1,11 +1,13 @@
 //! The suite over direct reads on a real file system, with every fallback; and what only they do.
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{self, Write};
 use std::sync::Mutex;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 
+use super::super::cold::{ASK_READS, SHORT_BYTES};
 use super::super::testing::conformance::{assert_landed, conformance_on, contents, landed, regions};
 use super::super::testing::{self, Script, ScriptedReader};
 use super::super::uring::tests::io_uring_works;
@@ -413,7 +415,7 @@ fn one_read_in_some_asks_and_the_answer_changes_the_way() {
             assert!(one(&mut reader, read(&file, offset, part())).result.is_ok());
         }
     }
-    assert_eq!(reader.stats.syscalls, 2);
+    assert_eq!(reader.cold.asked, 2);
     assert_eq!(reader.stats().copied_bytes, if direct { u64::from(ASK_READS) * SHORT_BYTES } else { 0 });
 }
 

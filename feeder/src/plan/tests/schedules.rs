@@ -83,34 +83,47 @@ fn check_unit(unit: &Unit, schedule: &Schedule, got: &mut BTreeMap<(u64, u32), u
     assert!(last - first < schedule.span_steps());
 }
 
-/// Several chunks in a unit are those of as many units, of one lane and first needed in one step.
+/// Several chunks in a unit are those of as many units, by first need; the unit comes when the first of them would.
 fn check_joined(line: Line, case: &Case, chunks: u32) {
     let Case { share, n, piece } = *case;
-    let single = all_units(&mut Schedule::new(line.clone(), share, n, piece).unwrap());
-    let mut single = single.iter();
-    for unit in all_units(&mut Schedule::new(line, share, n, piece).unwrap().joining(chunks)) {
+    let mut schedule = Schedule::new(line, share, n, piece).unwrap();
+    let single = all_units(&mut schedule.clone());
+    let mut single: BTreeMap<_, _> = single.iter().map(|unit| ((unit.runs[0].step, unit.runs[0].row), unit)).collect();
+    let mut reached = 0;
+    schedule = schedule.joining(chunks);
+    for unit in all_units(&mut schedule) {
         assert!(unit.cuts.len() < chunks.max(1) as usize);
+        assert!(reached <= unit.first_step && unit.last_step - unit.first_step < schedule.span_steps());
+        reached = unit.first_step;
         let ends = unit.cuts.iter().copied().chain([unit.runs.len()]);
-        let (mut begin, mut last_step) = (0, 0);
+        let (mut begin, mut need, mut last_step) = (0, unit.first_step, 0);
         for end in ends {
-            let same = single.next().expect("a chunk that is in no unit of its own");
-            assert_eq!((&unit.runs[begin..end], unit.first_step), (&same.runs[..], same.first_step));
-            last_step = last_step.max(same.last_step);
-            begin = end;
+            let runs = &unit.runs[begin..end];
+            let same = single.remove(&(runs[0].step, runs[0].row)).expect("a chunk that is in no unit of its own");
+            assert_eq!(runs, same.runs);
+            assert!(if begin == 0 { same.first_step == need } else { same.first_step >= need });
+            (begin, need, last_step) = (end, same.first_step, same.last_step.max(last_step));
             if end == unit.runs.len() {
                 assert_eq!((unit.from, unit.count), (same.from, same.count), "of the last chunk");
             }
         }
         assert_eq!(unit.last_step, last_step);
     }
-    assert!(single.next().is_none(), "nothing is left out");
+    assert!(single.is_empty(), "nothing is left out");
 }
 
 #[test]
-fn chunks_of_a_pool_are_joined_where_one_step_needs_them() {
+fn chunks_of_a_pool_are_joined() {
+    // Of steps of 96 some begin in the middle of a pool and need one chunk of the next one alone.
+    for batch in [128, 96, 4] {
+        check_joins(batch);
+    }
+}
+
+fn check_joins(batch: u32) {
     let whole = |chunks| {
         let line = line(&key(true, 4, 16, 4), 16 * 4 * 21);
-        let units = all_units(&mut Schedule::new(line, share(0, 1, 128), 0, 1).unwrap().joining(chunks));
+        let units = all_units(&mut Schedule::new(line, share(0, 1, batch), 0, 1).unwrap().joining(chunks));
         units.iter().map(|unit| unit.cuts.len() + 1).collect::<Vec<_>>()
     };
     // First pools of 1, 2, 3 and 4 chunks, four whole ones for each lane, and what is left: 4, 3, 2 and 1.
