@@ -172,6 +172,8 @@ def epochs(job: Job, least_s: float, least: int, most: int, cap_s: float, togeth
     whole_s, others_s = clock() - opened_at, machine.busy_s() - busy - (cpu_s - cpu)
     slab_bytes = after.get("slab_bytes", 0)
     peak = machine.memory_bytes("VmHWM")
+    # A slab whose slots never were all needed is not there whole.
+    present_bytes = min(slab_bytes, machine.memory_bytes("RssShmem"))
     opened.close()
     steps = taken.steps
     delivered = taken.samples * job.workload.sample_bytes // job.part.world
@@ -192,7 +194,7 @@ def epochs(job: Job, least_s: float, least: int, most: int, cap_s: float, togeth
         "whole_s": whole_s,
         "others_s": others_s,
         "slab_bytes": slab_bytes,
-        "memory_beyond_slab_bytes": peak - memory - slab_bytes,
+        "memory_beyond_slab_bytes": peak - memory - present_bytes,
         "per_batch": {
             **counts,
             "switches": (usage.ru_nvcsw - usage_before.ru_nvcsw) / steps,
