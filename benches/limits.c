@@ -1,4 +1,4 @@
-// What this machine can do at most: a file read in order, a batch at a time, into memory of a given size.
+// What this machine can do at most: a file read in order, or at places far from each other, into memory of a given size.
 //
 //   limits FILE READ_BYTES MEMORY_BYTES THREADS LEAST_SECONDS LEAST_PASSES cached|direct|scattered
 //
@@ -31,6 +31,7 @@ struct job {
     int flags;
     pthread_barrier_t *barrier;
     const int *over;
+    size_t places;
 };
 
 static void check(int ok, const char *what) {
@@ -53,7 +54,7 @@ static double cpu_s(void) {
 }
 
 static void *reader(void *argument) {
-    const struct job *job = argument;
+    struct job *job = argument;
     int fd = open(job->path, O_RDONLY | O_CLOEXEC | job->flags);
     check(fd >= 0, "open");
     for (;;) {
@@ -68,6 +69,7 @@ static void *reader(void *argument) {
             size_t asked = job->flags ? (bytes + DIRECT_ALIGN - 1) / DIRECT_ALIGN * DIRECT_ALIGN : bytes;
             check(pread(fd, into, asked, at) == (ssize_t)bytes, "pread");
             buffer = buffer + 1 == job->buffers ? 0 : buffer + 1;
+            job->places += at / job->read_bytes + 1;
         }
         pthread_barrier_wait(job->barrier);
     }
@@ -161,7 +163,15 @@ int main(int count, char **words) {
     double cpu_used_s = cpu_s() - cpu_before_s;
     over = 1;
     pthread_barrier_wait(&barrier);
-    for (unsigned i = 0; i < threads; i++) pthread_join(ids[i], NULL);
+    size_t places = 0;
+    for (unsigned i = 0; i < threads; i++) {
+        pthread_join(ids[i], NULL);
+        places += jobs[i].places;
+    }
+    if (places != passes * (reads * (reads + 1) / 2)) {
+        fprintf(stderr, "limits: not every place was read once\n");
+        return 1;
+    }
 
     printf("{\"epoch_bytes\": %zu, \"cpu_s\": %.6f, \"epoch_s\": [", (size_t)about.st_size, cpu_used_s);
     for (unsigned i = 0; i < passes; i++) printf("%s%.6f", i ? ", " : "", passes_s[i]);

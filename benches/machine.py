@@ -65,7 +65,7 @@ def warm(files: Iterable[Path]) -> None:
 
 
 def _populate(fd: int) -> None:
-    """Has the kernel bring in a file by huge pages; kernels and file systems that cannot do without."""
+    """Has the kernel bring in a file by huge pages; kernels and file systems that cannot do without it."""
     size = os.fstat(fd).st_size
     libc = ctypes.CDLL(None)
     libc.mmap.restype = ctypes.c_void_p

@@ -75,7 +75,7 @@ pub(super) struct Job {
     /// Rows of a unit to be checked that no block holds any more, with the reason: bad ones, of which nothing is read.
     lost: Vec<(Run, String)>,
     /// Checked rows that the scratch has no room for.
-    apart: Vec<Apart>,
+    pub(super) apart: Vec<Apart>,
     failed: Vec<(Range<u64>, Failure)>,
     copied_bytes: u64,
 }
@@ -94,7 +94,8 @@ pub(super) struct Assembler {
     slab: Region,
     scratch: Region,
     scratch_bytes: usize,
-    /// Where checked pieces begin in a job's part of it: at its front, or behind the places of what is not checked.
+    /// Where checked pieces that have no other place begin in a job's part of it: at its front where all are checked, else
+    /// behind the places of what is not.
     checks_at: usize,
     sampler: Sampler,
     /// Where columns have their places in a chunk's part of the scratch, and the bytes of it.
@@ -184,11 +185,11 @@ impl Assembler {
         self.group.clear();
         job.chunk_first = job.taken.unit.runs.first().map_or(0, |run| run.index);
         // Where the block of the run before lies, in the same chunk.
-        let (mut cut, mut known, mut at) = (0, 0..0, 0);
+        let (mut cut, mut known, mut at, mut reached) = (0, 0..0, 0, 0);
         while at < job.taken.unit.runs.len() {
             if job.taken.unit.cuts.get(cut) == Some(&at) {
                 self.make_reads(job, number, out);
-                known = 0..0;
+                (known, reached) = (0..0, 0);
                 job.chunk_at += self.chunk_bytes;
                 job.chunk_first = job.taken.unit.runs[at].index;
                 cut += 1;
@@ -199,7 +200,7 @@ impl Assembler {
             if let Some(last) = self.group.last_mut().filter(|_| count > 0) {
                 job.spans.extend_from_slice(&job.taken.unit.runs[at..at + count]);
                 last.add_all(count, end, rows);
-                at += count;
+                (at, reached) = (at + count, end.max(reached));
                 continue;
             }
             let mut run = job.taken.unit.runs[at];
@@ -223,7 +224,7 @@ impl Assembler {
                     if !self.group.last().is_none_or(|last| last.block.is_beside(&block)) {
                         self.make_reads(job, number, out);
                     }
-                    self.group.push(Grouped::new(job.spans.len(), run.index, block.clone()));
+                    self.group.push(Grouped::new(job.spans.len(), run.index, block.clone(), run.index < reached));
                     self.block = Some(block);
                 }
                 known = self.block.as_ref().map_or(0..run.index, |block| block.first..block.end);
@@ -236,6 +237,7 @@ impl Assembler {
                 run.index += u64::from(count);
                 run.row += count;
                 run.count -= count;
+                reached = run.index.max(reached);
             }
         }
         self.make_reads(job, number, out);
@@ -314,6 +316,10 @@ impl Assembler {
             return;
         }
         let (mut start, mut end) = (row * bytes, (row + count) * bytes);
+        if part.again && !job.check && bytes < placed.row_bytes {
+            // Its place is another row's: those of the part before stand as close to each other as they are stored.
+            return job.apart.push(Apart { column, stored, block: block.clone(), spans });
+        }
         // As wide as rows become: those of other blocks of the unit may be stored wider than these.
         let before_bytes = (samples.start - job.chunk_first) as usize * placed.row_bytes;
         let mut at = job.chunk_at + self.places[column] + before_bytes;
@@ -325,7 +331,7 @@ impl Assembler {
         }
         // Where whole pieces are no more than the rows, and not all are compared, these go where rows that are not compared do:
         // the list of where they come from then serves all columns. Rows that else go straight into slots have no such place.
-        let has_place = !self.sampler.takes_all() && (short || stored.widen.is_some());
+        let has_place = !self.sampler.takes_all() && (short || stored.widen.is_some()) && bytes == placed.row_bytes;
         if job.check && !(has_place && rows_alone == (start..end)) {
             if job.scratch_used + (end - start) > self.scratch_bytes {
                 return job.apart.push(Apart { column, stored, block: block.clone(), spans });

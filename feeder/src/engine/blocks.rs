@@ -46,12 +46,14 @@ pub(super) struct Grouped {
     pub(super) samples: Range<u64>,
     pub(super) rows: usize,
     pub(super) block: BlockSpan,
+    /// Whether some of its samples are those of a part before: a row that repeats one.
+    pub(super) again: bool,
 }
 
 impl Grouped {
     /// Of the spans to come, the first of which begins with sample `index` and is number `at`.
-    pub(super) fn new(at: usize, index: u64, block: BlockSpan) -> Self {
-        Self { spans: at..at, samples: index..index, rows: 0, block }
+    pub(super) fn new(at: usize, index: u64, block: BlockSpan, again: bool) -> Self {
+        Self { spans: at..at, samples: index..index, rows: 0, block, again }
     }
 
     /// Takes in `span`, the next one.

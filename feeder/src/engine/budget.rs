@@ -305,11 +305,12 @@ fn reading(
     (threads, depth, is_enough(threads, depth))
 }
 
-/// What is to stay in the page cache of data that lie in files of `stored_bytes`, all of them together. What does not fit
-/// pushes out what others need, and where little of the files is read, what lies around that would be read for nothing.
-pub(super) fn keep(data_bytes: u64, stored_bytes: u64, available: u64) -> Keep {
+/// What is to stay in the page cache of data that lie in files of `stored_bytes`, all of them together, and of which this
+/// machine reads `here_bytes`. What does not fit pushes out what others need, and where little of the files is read here,
+/// what lies around that would be read for nothing.
+pub(super) fn keep(data_bytes: u64, here_bytes: u64, stored_bytes: u64, available: u64) -> Keep {
     let most = available / CACHE_PART;
-    match (data_bytes <= most, stored_bytes <= most.min(data_bytes.saturating_mul(AROUND_FACTOR))) {
+    match (data_bytes <= most, stored_bytes <= most.min(here_bytes.saturating_mul(AROUND_FACTOR))) {
         (false, _) => Keep::Nothing,
         (true, false) => Keep::Read,
         (true, true) => Keep::Around,
@@ -481,10 +482,12 @@ mod tests {
 
     #[test]
     fn data_that_fit_stay_in_the_cache_with_their_files_if_these_fit_too_and_hold_little_else() {
-        assert_eq!(keep(500, 500, 1000), Keep::Around);
-        assert_eq!(keep(250, 500, 1000), Keep::Around);
-        assert_eq!(keep(249, 500, 1000), Keep::Read);
-        assert_eq!(keep(499, 501, 1000), Keep::Read);
-        assert_eq!(keep(501, 501, 1000), Keep::Nothing);
+        assert_eq!(keep(500, 500, 500, 1000), Keep::Around);
+        assert_eq!(keep(250, 250, 500, 1000), Keep::Around);
+        assert_eq!(keep(249, 249, 500, 1000), Keep::Read);
+        assert_eq!(keep(499, 499, 501, 1000), Keep::Read);
+        assert_eq!(keep(501, 501, 501, 1000), Keep::Nothing);
+        // Other machines read the most of it.
+        assert_eq!(keep(500, 249, 500, 1000), Keep::Read);
     }
 }

@@ -44,11 +44,11 @@ struct StepRows {
     table_at: usize,
 }
 
-/// Rows of one width, by their places in the scratch from the first part's first row on.
+/// Rows of one width, by their places in the scratch from the foremost part's first row on.
 #[derive(Default)]
 struct Width {
     row_bytes: usize,
-    /// Where the parts begin, from the first one on; none if this is of another unit.
+    /// Where the parts begin, from the foremost one on; none if this is of another unit.
     parts: Vec<usize>,
     gather: Gather,
 }

@@ -14,8 +14,8 @@ use slab::{FreeWaiter, Level, Slab};
 use super::Dataset;
 use super::assemble::{Assembler, JUNK_BYTES, Job, place_of, seq_of};
 use super::bad::BadSample;
+use super::blocks::BlockSpan;
 use super::budget::keep;
-use super::checks::Check;
 use super::dataset::Sample;
 use super::feed::{Failure, Feed, Incident, Take};
 use super::layout::{SlotLayout, UnitSize};
@@ -23,7 +23,7 @@ use super::reads::parse_token;
 use super::runner::no_slab;
 use super::settings::{OnBadRecord, Settings};
 use crate::error::{Error, ErrorKind, Result};
-use crate::reader::{self, BlockReader, DirectReads, Done, Keep, MAX_DEPTH, Notice, Read, ReaderStats, Region};
+use crate::reader::{self, BlockReader, Done, MAX_DEPTH, Notice, Read, ReaderStats, Region};
 
 /// How far a good sample may stand behind the damaged one that it stands in for, in samples of the topic. Damage is found by
 /// checksummed pieces, each of which may hold thousands of small rows.
@@ -90,8 +90,9 @@ pub(super) struct Shared {
     pub(super) memory: Slab,
     pub(super) settings: Settings,
     pub(super) unit: UnitSize,
-    /// What an epoch reads, over all ranks, and the memory that there was.
+    /// What an epoch reads, over all ranks and over those of this machine, and the memory that there was.
     pub(super) data_bytes: u64,
+    pub(super) here_bytes: u64,
     pub(super) available_bytes: u64,
     pub(super) counts: Counts,
     /// The ways of reading that were told of.
@@ -102,15 +103,6 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// What `epoch` is to leave in the page cache. A first one is often the only one; that it goes past the cache is over
-    /// where it may not.
-    fn keep(&self, epoch: u64) -> Keep {
-        match epoch == 0 && self.settings.direct != DirectReads::Off {
-            true => Keep::Nothing,
-            false => keep(self.data_bytes, self.dataset.stored_bytes(), self.available_bytes),
-        }
-    }
-
     /// Notes something that the user should read once.
     pub(super) fn notice(&self, text: &str) {
         self.notices.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(text.to_string());
@@ -259,7 +251,9 @@ impl<'a> Pump<'a> {
                 return Ok(take);
             }
             if self.epoch.replace(job.taken.epoch) != Some(job.taken.epoch) {
-                self.reader.keep_in_cache(self.shared.keep(job.taken.epoch));
+                let Shared { data_bytes, here_bytes, available_bytes, .. } = *self.shared;
+                let keep = keep(data_bytes, here_bytes, self.shared.dataset.stored_bytes(), available_bytes);
+                self.reader.keep_in_cache(keep, job.taken.epoch > 0);
                 self.assembler.begin(job.taken.epoch);
             }
             let built = self.assembler.build(job, number, &mut self.reads);
@@ -305,8 +299,9 @@ impl<'a> Pump<'a> {
             self.assembler.returned(job, read_number, result);
             self.assembler.reuse(read.parts);
             if job.reads_left == 0 {
-                for Check { block, .. } in &job.checks {
-                    self.reader.prepare(&block.file, block.block.header, block.block.body - block.block.header);
+                let checked = job.checks.iter().map(|check| &check.block);
+                for BlockSpan { file, block, .. } in checked.chain(job.apart.iter().map(|apart| &apart.block)) {
+                    self.reader.prepare(file, block.header, block.body - block.header);
                 }
                 finish(self.shared, &mut self.assembler, job);
                 self.tally.copied_bytes += job.copied_bytes();

@@ -106,6 +106,8 @@ impl Runner {
         let Budget { slots, threads, depth, direct, notices } = Budget::of(want, settings, sizes, machine)?;
         let (samples, reader_threads) = (dataset.line().total(), Some(threads));
         let data_bytes = (layout.row_bytes as u64).saturating_mul(samples);
+        let ranks_here = u64::from(settings.local_world.unwrap_or(share.world).clamp(1, share.world.max(1)));
+        let here_bytes = (data_bytes / u64::from(share.world.max(1))).saturating_mul(ranks_here);
         let course = Course { stretch_steps: slots.stretch, ..course };
         let slab =
             Slab::create_growing(Shape { slots: slots.count, slot_bytes: layout.slot_bytes }).map_err(no_slab)?;
@@ -128,6 +130,7 @@ impl Runner {
             settings: Settings { reader_threads, depth, direct, ..settings.clone() },
             unit,
             data_bytes,
+            here_bytes,
             available_bytes: machine.available_bytes,
             counts: Counts::default(),
             told: Mutex::default(),

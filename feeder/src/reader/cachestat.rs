@@ -10,9 +10,6 @@ use std::os::fd::AsRawFd;
 
 /// The call's number, the same on all architectures that Rust runs on under Linux.
 const CACHESTAT: libc::c_long = 451;
-/// Bytes of a page, in which the kernel counts, at least; larger pages only make the answer too small.
-const PAGE_BYTES: u64 = 4096;
-
 #[repr(C)]
 struct Range {
     offset: u64,
@@ -37,7 +34,7 @@ pub fn cached_bytes(file: &File, offset: u64, bytes: u64) -> io::Result<u64> {
     // SAFETY: the descriptor is open while `file` is borrowed; both structures are laid out as the kernel has them, are
     // alive for the call, and only the second one is written.
     let answer = unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut pages, 0) };
-    if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(pages.cached * PAGE_BYTES) }
+    if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(pages.cached * rustix::param::page_size() as u64) }
 }
 
 #[cfg(test)]

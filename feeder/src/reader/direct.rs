@@ -84,6 +84,9 @@ pub(super) struct DirectReader {
     regions: Vec<Region>,
     memory: Bounces,
     cold: Cold,
+    /// What was asked for, and whether it turned out that not everything can be read past the cache.
+    wanted: Keep,
+    gave_up: bool,
     bounces: Vec<Bounce>,
     works: Vec<Work>,
     idle: Vec<usize>,
@@ -122,6 +125,8 @@ impl DirectReader {
             bounces: (0..memory.grains()).map(|_| Bounce::default()).collect(),
             memory,
             cold: Cold::new((mode == DirectReads::Auto).then_some(setup.ask)),
+            wanted: Keep::Nothing,
+            gave_up: false,
             works: Vec::new(),
             idle: Vec::new(),
             started: 0,
@@ -214,6 +219,7 @@ impl DirectReader {
                 self.notices.push_back(refusal(&reason, file));
                 // Not said again before the file is asked about again, nor when all goes well later.
                 self.cold.refuse(file);
+                self.give_up();
                 None
             }
         }
@@ -223,8 +229,16 @@ impl DirectReader {
         self.cold.is_cold(file, offset, bytes).unwrap_or_else(|error| {
             let line = format!("direct=off reason=cannot ask what is in the page cache: {error}");
             self.notices.push_back(Notice { way: "unknown", line });
+            self.give_up();
             false
         })
+    }
+
+    /// What cannot be read past the cache goes through it, and is to be found there again.
+    fn give_up(&mut self) {
+        if !std::mem::replace(&mut self.gave_up, true) {
+            self.inner.keep_in_cache(self.wanted, false);
+        }
     }
 
     fn submit_cached(&mut self, mut read: Read) {
@@ -440,10 +454,12 @@ impl BlockReader for DirectReader {
         ReaderStats { syscalls: self.cold.asked + syscalls, short_reads, ..self.stats }
     }
 
-    fn keep_in_cache(&mut self, keep: Keep) {
-        self.cold.keep = keep;
+    fn keep_in_cache(&mut self, keep: Keep, again: bool) {
+        self.wanted = keep;
+        self.cold.keep = if again { keep } else { Keep::Nothing };
         if self.cold.depends() {
-            self.inner.keep_in_cache(keep);
+            // What goes through the cache for being short does not bring in what is read past it.
+            self.inner.keep_in_cache(if again || self.gave_up { keep } else { Keep::Nothing }, again);
         }
     }
 

@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -23,6 +23,7 @@ pub struct ReadFile {
     path: PathBuf,
     id: u64,
     is_final: bool,
+    inode: OnceLock<(u64, u64)>,
     direct: OnceLock<Result<Direct, String>>,
 }
 
@@ -49,7 +50,7 @@ impl ReadFile {
     /// Takes a file that is open for reading; `path` is for messages only.
     pub fn from_file(file: File, path: impl Into<PathBuf>) -> Self {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        Self { file, path: path.into(), id, is_final: false, direct: OnceLock::new() }
+        Self { file, path: path.into(), id, is_final: false, inode: OnceLock::new(), direct: OnceLock::new() }
     }
 
     /// Promises that nobody writes to the file any more and that what was written is on the disk: such a file may be read
@@ -73,6 +74,11 @@ impl ReadFile {
     /// Its number.
     pub(super) fn id(&self) -> u64 {
         self.id
+    }
+
+    /// Device and inode, by which a file is known that was closed and opened again.
+    pub(super) fn inode(&self) -> (u64, u64) {
+        *self.inode.get_or_init(|| self.file.metadata().map_or((0, self.id), |about| (about.dev(), about.ino())))
     }
 
     /// Whether [`into_final`](Self::into_final) was promised.

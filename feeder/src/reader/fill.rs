@@ -7,7 +7,7 @@
 //!
 //! It is only ever a faster way: whatever goes wrong with it, the read is made as it would have been.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::io;
 use std::num::NonZeroU64;
@@ -20,11 +20,12 @@ use super::{BlockReader, Done, Keep, Notice, Read, ReadFile, ReaderStats, RingEr
 
 /// What is brought in at once: a huge page of x86 and most others.
 const STRETCH_BYTES: u64 = 2 << 20;
-/// Fewer bytes cached of a range are little, and so is less than half of one that the file's end makes shorter.
-const LITTLE_BYTES: u64 = STRETCH_BYTES / 2;
-/// What is cleared of single pages at once, and the next as well: the kernel reads ahead by itself, in small pieces from
-/// the first page on that is there already.
+/// What is looked at first, and the next as well: if all of it is there, its stretches are. If little is, it is cleared of
+/// that: the kernel reads ahead by itself, in small pieces from the first page on that is there already.
 const REGION_BYTES: u64 = 32 << 20;
+/// What a kernel, a sandbox or a file system without such calls answers, or one where there is no room for a mapping.
+const REFUSALS: [i32; 7] =
+    [libc::EINVAL, libc::ENOSYS, libc::EPERM, libc::EACCES, libc::ENODEV, libc::EOPNOTSUPP, libc::ENOMEM];
 /// System calls that bring a stretch in.
 const POPULATE_CALLS: u64 = 4;
 
@@ -46,21 +47,42 @@ impl Default for Cache {
     }
 }
 
+/// Whether an error says that there are no such calls here.
+pub(super) fn is_refusal(error: &io::Error) -> bool {
+    error.raw_os_error().is_some_and(|code| REFUSALS.contains(&code))
+}
+
 pub(super) struct FillingReader {
     inner: Box<dyn BlockReader>,
     cache: Cache,
     fills: bool,
-    /// Stretches looked at since the last call of `keep_in_cache`, by file and number, and the last one that was found here.
-    seen: HashSet<(u64, u64)>,
-    last: Option<(u64, u64)>,
-    /// Regions cleared since then, in the same way.
-    cleared: HashSet<(u64, u64)>,
+    /// Stretches looked at since the last call of `keep_in_cache`, and the last one that was found here.
+    seen: HashSet<Place>,
+    last: Option<Place>,
+    /// Regions looked at since then, and whether all of each was there.
+    regions: HashMap<Place, bool>,
     waiting: VecDeque<Read>,
+    /// What is to be brought in for the first of those that wait: offsets and lengths.
+    lacking: Vec<(u64, u64)>,
     ready: Vec<Done>,
     syscalls: u64,
     notice: Option<Notice>,
     /// The kernel has no such calls.
     refused: bool,
+}
+
+/// A file, and a number within it.
+type Place = ((u64, u64), u64);
+
+/// Fewer bytes cached of a range are little: less than half of a stretch, or of what the file's end leaves of one.
+fn little_of(bytes: u64) -> u64 {
+    (STRETCH_BYTES / 2).min(bytes.div_ceil(2))
+}
+
+/// What the file has of a range. One that cannot even be asked for its length has nothing: that is the read's own matter.
+fn within(file: &ReadFile, offset: u64, bytes: u64) -> (u64, u64) {
+    let file_bytes = file.file().metadata().map_or(0, |about| about.len());
+    (offset, file_bytes.saturating_sub(offset).min(bytes))
 }
 
 impl FillingReader {
@@ -71,8 +93,9 @@ impl FillingReader {
             fills: false,
             seen: HashSet::new(),
             last: None,
-            cleared: HashSet::new(),
+            regions: HashMap::new(),
             waiting: VecDeque::new(),
+            lacking: Vec::new(),
             ready: Vec::new(),
             syscalls: 0,
             notice: None,
@@ -80,69 +103,77 @@ impl FillingReader {
         }
     }
 
-    /// Sees to it that the stretches which a range of a file lies in are cached; whether that took the disk's time.
-    fn bring(&mut self, file: &ReadFile, offset: u64, bytes: u64) -> bool {
+    /// Finds what lacks of the stretches that a range of a file lies in.
+    fn find(&mut self, file: &ReadFile, offset: u64, bytes: u64) {
         if !self.fills || bytes == 0 || !file.is_final() {
-            return false;
+            return;
         }
-        let last = offset.saturating_add(bytes - 1) / STRETCH_BYTES;
-        (offset / STRETCH_BYTES..=last).fold(false, |brought, stretch| {
-            let key = (file.id(), stretch);
-            let is_new = self.last.replace(key) != Some(key) && self.seen.insert(key);
-            (is_new && self.bring_stretch(file, stretch)) || brought
-        })
-    }
-
-    fn bring_stretch(&mut self, file: &ReadFile, stretch: u64) -> bool {
-        let outcome = self.look(file, stretch * STRETCH_BYTES);
-        // All else, the file's end above all, is the read's own matter.
-        let unknown = [libc::EINVAL, libc::ENOSYS, libc::EPERM].map(Some);
-        if let Err(error) = &outcome
-            && unknown.contains(&error.raw_os_error())
-        {
-            let line =
-                format!("fill=off the page cache is filled by small pages, which later epochs read slower: {error}");
-            self.notice = Some(Notice { way: "fill", line });
-            (self.fills, self.refused) = (false, true);
-        }
-        outcome.unwrap_or(true)
-    }
-
-    /// Brings in the stretch at `offset` if little of it is there: whether it was brought in.
-    fn look(&mut self, file: &ReadFile, offset: u64) -> io::Result<bool> {
-        let (id, file, region) = (file.id(), file.file(), offset / REGION_BYTES);
-        self.syscalls += 1;
-        let file_bytes = file.metadata()?.len();
-        if offset >= file_bytes {
-            return Ok(false);
-        }
-        let within = |offset: u64, bytes: u64| (offset, file_bytes.saturating_sub(offset).min(bytes));
-        for region in [region, region + 1] {
-            if self.cleared.insert((id, region)) {
-                self.clear(file, within(region * REGION_BYTES, REGION_BYTES))?;
+        for stretch in offset / STRETCH_BYTES..=offset.saturating_add(bytes - 1) / STRETCH_BYTES {
+            let place = (file.inode(), stretch);
+            if self.last.replace(place) == Some(place) || self.is_whole(file, stretch * STRETCH_BYTES / REGION_BYTES) {
+                continue;
+            }
+            if self.seen.insert(place) {
+                let range = within(file, stretch * STRETCH_BYTES, STRETCH_BYTES);
+                self.syscalls += 1;
+                if self.look(file.file(), range).is_none_or(|cached| cached < little_of(range.1)) && range.1 > 0 {
+                    self.lacking.push(range);
+                }
             }
         }
-        let (offset, bytes) = within(offset, STRETCH_BYTES);
-        let lacks = self.clear(file, (offset, bytes))?;
-        if lacks {
-            self.syscalls += POPULATE_CALLS;
-            (self.cache.populate)(file, offset, bytes as usize)?;
-        }
-        Ok(lacks)
     }
 
-    /// Drops what is cached of a range if that is little: mostly single pages such as those of headers, which would leave no
-    /// room for a whole piece. Returns whether it was little.
-    fn clear(&mut self, file: &File, (offset, bytes): (u64, u64)) -> io::Result<bool> {
-        let Some(length) = NonZeroU64::new(bytes) else { return Ok(false) };
+    /// Whether all of a region was cached when it was first looked at. The next one is looked at together with it.
+    fn is_whole(&mut self, file: &ReadFile, region: u64) -> bool {
+        [region, region + 1].map(|region| {
+            let place = (file.inode(), region);
+            if let Some(&whole) = self.regions.get(&place) {
+                return whole;
+            }
+            let range = within(file, region.saturating_mul(REGION_BYTES), REGION_BYTES);
+            self.syscalls += 1;
+            let whole = self.look(file.file(), range).is_some_and(|cached| cached >= range.1);
+            self.regions.insert(place, whole);
+            whole
+        })[0]
+    }
+
+    /// How much of a range is cached; `None`: nobody can tell. Drops it if it is little: mostly single pages such as those of
+    /// headers, which would leave no room for a whole piece.
+    fn look(&mut self, file: &File, (offset, bytes): (u64, u64)) -> Option<u64> {
+        let length = NonZeroU64::new(bytes)?;
         self.syscalls += 1;
-        let cached = (self.cache.cached)(file, offset, bytes)?;
-        let little = cached < LITTLE_BYTES.min(bytes.div_ceil(2));
-        if little && cached > 0 {
+        let cached = (self.cache.cached)(file, offset, bytes).ok()?;
+        if cached > 0 && cached < little_of(bytes) {
             self.syscalls += 1;
             (self.cache.drop)(file, offset, length);
         }
-        Ok(little)
+        Some(cached)
+    }
+
+    /// Brings in what lacks of a file; whether that took the disk's time.
+    fn bring(&mut self, file: &File) -> bool {
+        let mut brought = false;
+        for at in 0..self.lacking.len() {
+            let (offset, bytes) = self.lacking[at];
+            if !self.fills {
+                break;
+            }
+            self.syscalls += POPULATE_CALLS;
+            brought = true;
+            // All else, the file's end above all, is the read's own matter.
+            if let Err(error) = (self.cache.populate)(file, offset, bytes as usize)
+                && is_refusal(&error)
+            {
+                let line = format!(
+                    "fill=off the page cache is filled by small pages, which later epochs read slower: {error}"
+                );
+                self.notice = Some(Notice { way: "fill", line });
+                (self.fills, self.refused) = (false, true);
+            }
+        }
+        self.lacking.clear();
+        brought
     }
 }
 
@@ -167,11 +198,21 @@ impl BlockReader for FillingReader {
         let until = done.len() + at_least.min(self.in_flight());
         done.append(&mut self.ready);
         while let Some(read) = self.waiting.pop_front() {
-            let bytes = read.parts.iter().map(|part| u64::from(part.bytes)).sum();
-            let brought = self.bring(&read.file, read.offset, bytes);
+            if self.lacking.is_empty() {
+                let bytes = read.parts.iter().map(|part| u64::from(part.bytes)).sum();
+                self.find(&read.file, read.offset, bytes);
+            }
+            // Nobody waits for a stretch who can go on with what is there, or on its way.
+            if !self.lacking.is_empty() && self.inner.in_flight() > 0 {
+                let outcome = self.inner.wait(usize::from(done.len() < until), done);
+                if outcome.is_err() || done.len() >= until {
+                    self.waiting.push_front(read);
+                    return outcome;
+                }
+            }
+            let brought = self.bring(read.file.file());
             self.inner.submit(read);
             if brought {
-                // Nobody waits for the next stretch who can go on with this one.
                 self.inner.wait(usize::from(done.len() < until), done)?;
                 if done.len() >= until {
                     return Ok(());
@@ -182,6 +223,7 @@ impl BlockReader for FillingReader {
     }
 
     fn cancel(&mut self) {
+        self.lacking.clear();
         transfer::cancel_waiting(&mut self.waiting, &mut self.ready);
         self.inner.cancel();
     }
@@ -191,15 +233,19 @@ impl BlockReader for FillingReader {
         ReaderStats { syscalls: stats.syscalls + self.syscalls, ..stats }
     }
 
-    fn keep_in_cache(&mut self, keep: Keep) {
+    fn keep_in_cache(&mut self, keep: Keep, _again: bool) {
         self.fills = keep == Keep::Around && !self.refused;
         self.seen.clear();
-        self.cleared.clear();
+        self.regions.clear();
         self.last = None;
     }
 
     fn prepare(&mut self, file: &ReadFile, offset: u64, bytes: u64) {
-        self.bring(file, offset, bytes);
+        // What lacks for the first of those that wait stays for it.
+        let lacking = std::mem::take(&mut self.lacking);
+        self.find(file, offset, bytes);
+        self.bring(file.file());
+        self.lacking = lacking;
     }
 
     fn take_notice(&mut self) -> Option<Notice> {

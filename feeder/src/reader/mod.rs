@@ -102,7 +102,8 @@ pub struct ReaderStats {
     pub reads: u64,
     /// Bytes that landed, also those of reads that failed later.
     pub bytes: u64,
-    /// System calls made for reading (entering the ring, registering a file, `preadv`).
+    /// System calls made for reading (entering the ring, registering a file, `preadv`) and around it (asking what is in the
+    /// page cache, filling it).
     pub syscalls: u64,
     /// Times that the kernel gave fewer bytes than asked for and the rest was read again from there.
     pub short_reads: u64,
@@ -126,7 +127,8 @@ pub trait BlockReader: Send {
 
     /// Hands out every read that has ended, after waiting until `at_least` of them have (or all in flight, if those
     /// are fewer). Reads begin here, so `wait(0)` starts what was submitted and fetches what is there without waiting
-    /// for devices any longer than a read of its own takes.
+    /// for devices any longer than a read of its own takes (where a read is one that fills the cache, it starts no more
+    /// than that one).
     fn wait(&mut self, at_least: usize, done: &mut Vec<Done>) -> Result<(), RingError>;
 
     /// Asks everything in flight to end soon. Each read still comes back by [`wait`](Self::wait), as cancelled or, if
@@ -136,8 +138,9 @@ pub trait BlockReader: Send {
     /// Totals so far.
     fn stats(&self) -> ReaderStats;
 
-    /// What becomes of data, from now on, that are not in the page cache. For readers that have the choice.
-    fn keep_in_cache(&mut self, _keep: Keep) {}
+    /// What is to become of data, from now on, that are not in the page cache: `again` if they have been read before. For
+    /// readers that have the choice.
+    fn keep_in_cache(&mut self, _keep: Keep, _again: bool) {}
 
     /// Does to the page cache what a read of these bytes would do first, for a caller that goes on to read them by itself.
     fn prepare(&mut self, _file: &ReadFile, _offset: u64, _bytes: u64) {}
@@ -184,7 +187,8 @@ pub enum Keep {
 /// Whether files with [final](ReadFile::into_final) contents are read past the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DirectReads {
-    /// Where less than half of what is to be read is cached and it is not very short, unless it is to [stay there](Keep).
+    /// Where less than half of what is to be read is cached and it is not very short, unless it is read again and is to
+    /// [stay there](Keep): a first time is often the only one.
     #[default]
     Auto,
     /// Always, if the file system has such reads.

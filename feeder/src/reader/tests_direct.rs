@@ -318,6 +318,8 @@ fn joined_reads_that_are_cancelled_come_back_once_each() {
 struct Told {
     inner: ScriptedReader,
     waits: Arc<Mutex<Vec<(usize, usize)>>>,
+    kept: Arc<Mutex<Vec<(Keep, bool)>>>,
+    prepared: Arc<Mutex<Vec<(u64, u64)>>>,
 }
 
 impl BlockReader for Told {
@@ -342,6 +344,14 @@ impl BlockReader for Told {
         self.inner.wait(at_least, done)
     }
 
+    fn keep_in_cache(&mut self, keep: Keep, again: bool) {
+        self.kept.lock().unwrap().push((keep, again));
+    }
+
+    fn prepare(&mut self, _file: &ReadFile, offset: u64, bytes: u64) {
+        self.prepared.lock().unwrap().push((offset, bytes));
+    }
+
     fn cancel(&mut self) {
         self.inner.cancel();
     }
@@ -349,6 +359,44 @@ impl BlockReader for Told {
     fn stats(&self) -> ReaderStats {
         self.inner.stats()
     }
+}
+
+#[test]
+fn who_reads_through_the_cache_is_told_what_is_to_stay_there() {
+    let (kept, prepared) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::new())));
+    let told = |depth, regions| -> Box<dyn BlockReader> {
+        let inner = ScriptedReader::new(depth, regions, Script::default());
+        Box::new(Told { inner, waits: Arc::default(), kept: kept.clone(), prepared: prepared.clone() })
+    };
+    let taken = || std::mem::take(&mut *kept.lock().unwrap());
+    let over = |mode, ask| reader_over(told, mode, Setup { ask, ..Setup::default() }, 2, regions(1, 1 << 15));
+    let (file, _) = final_file(&contents(1 << 15));
+    let all = || vec![Part { region: 0, at: 0, bytes: 1 << 15 }];
+
+    // A first epoch goes past the cache, later ones do not.
+    let mut reader = over(DirectReads::Auto, COLD);
+    reader.keep_in_cache(Keep::Around, false);
+    reader.keep_in_cache(Keep::Around, true);
+    reader.keep_in_cache(Keep::Read, true);
+    assert_eq!(taken(), [(Keep::Nothing, false), (Keep::Around, true), (Keep::Read, true)]);
+    reader.prepare(&file, 3, 5);
+    assert_eq!(*prepared.lock().unwrap(), [(3, 5)]);
+
+    // Unless it turns out that it cannot: at once, and in every epoch from then on.
+    let mut reader = over(DirectReads::Auto, REFUSED);
+    reader.keep_in_cache(Keep::Around, false);
+    assert_eq!(taken(), [(Keep::Nothing, false)]);
+    for _ in 0..2 {
+        assert!(one(&mut reader, read(&file, 0, all())).result.is_ok());
+    }
+    assert_eq!(taken(), [(Keep::Around, false)]);
+    reader.keep_in_cache(Keep::Around, false);
+    assert_eq!(taken(), [(Keep::Around, false)]);
+
+    // Where all is read past it nothing stays there.
+    let mut reader = over(DirectReads::On, COLD);
+    reader.keep_in_cache(Keep::Around, true);
+    assert_eq!(taken(), []);
 }
 
 #[test]
@@ -360,7 +408,8 @@ fn new_reads_get_on_their_way_before_the_next_of_those_landed_is_copied() {
     let (file, _) = final_file(&data);
     let (waits, memory) = (Arc::new(Mutex::new(Vec::new())), regions(1, data.len()));
     let told = |depth, regions| -> Box<dyn BlockReader> {
-        Box::new(Told { inner: ScriptedReader::new(depth, regions, Script::default()), waits: waits.clone() })
+        let inner = ScriptedReader::new(depth, regions, Script::default());
+        Box::new(Told { inner, waits: waits.clone(), kept: Arc::default(), prepared: Arc::default() })
     };
     let setup = Setup { ask: COLD, ..Setup::default() };
     let mut reader = reader_over(told, DirectReads::On, setup, 8, memory.clone());
@@ -433,7 +482,7 @@ fn what_is_to_stay_in_the_cache_is_read_through_it_unless_all_is_direct() {
         for (keep, bytes) in
             [(Keep::Nothing, 1 << 14), (Keep::Read, kept), (Keep::Around, kept), (Keep::Nothing, 1 << 14)]
         {
-            reader.keep_in_cache(keep);
+            reader.keep_in_cache(keep, true);
             let done = one(&mut reader, read(&file, 0, part()));
             assert_landed(&memory, &done.read, &data);
             copied += if direct { bytes } else { 0 };

@@ -1,6 +1,6 @@
 //! What is brought into the page cache when, by a cache that takes down what is asked of it; and once into the real one.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io::Write;
 use std::sync::Arc;
 
@@ -14,6 +14,7 @@ const MIB: u64 = 1 << 20;
 thread_local! {
     /// Bytes cached by stretch of the only file, and what was done.
     static CACHED: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    static REFUSAL: Cell<i32> = const { Cell::new(0) };
     static DONE: RefCell<Vec<(&'static str, u64, u64)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -57,7 +58,7 @@ fn noted(file_bytes: u64, cached: &[u64]) -> (Arc<ReadFile>, FillingReader) {
     CACHED.set(cached.iter().copied().chain(std::iter::repeat(0)).take(64).collect());
     DONE.take();
     let mut reader = FillingReader::new(open(ReaderKind::Preadv, 4, regions(1, 8192), &mut |_| {}).unwrap(), NOTED);
-    reader.keep_in_cache(Keep::Around);
+    reader.keep_in_cache(Keep::Around, true);
     (file, reader)
 }
 
@@ -79,7 +80,7 @@ fn conforms_while_it_fills() {
         conformance_on(disk_file, |depth, regions| {
             let inner = open(ReaderKind::Auto, depth, regions, &mut |_| {}).unwrap();
             let mut reader = FillingReader::new(inner, Cache::default());
-            reader.keep_in_cache(keep);
+            reader.keep_in_cache(keep, true);
             Box::new(reader)
         });
     }
@@ -97,7 +98,7 @@ fn a_stretch_is_brought_in_once_an_epoch_if_little_of_it_is_there() {
     CACHED.with_borrow_mut(|cached| cached[2] = 0);
     read_all(&mut reader, &file, &[5 * MIB, 9 * MIB]);
     assert_eq!(done(), []);
-    reader.keep_in_cache(Keep::Around);
+    reader.keep_in_cache(Keep::Around, true);
     read_all(&mut reader, &file, &[5 * MIB, 9 * MIB]);
     assert_eq!(done(), [("populate", 4, STRETCH_BYTES)]);
 }
@@ -129,7 +130,7 @@ fn the_end_of_a_file_that_is_there_is_not_brought_in_again_however_short() {
         let mut what = done();
         assert_eq!((what.remove(0), what.pop()), (("drop", 0, start + 9000), Some(("populate", start / MIB, 9000))));
         for _ in 0..2 {
-            reader.keep_in_cache(Keep::Around);
+            reader.keep_in_cache(Keep::Around, true);
             read_all(&mut reader, &file, &[start]);
             assert_eq!(done(), []);
         }
@@ -140,10 +141,10 @@ fn the_end_of_a_file_that_is_there_is_not_brought_in_again_however_short() {
 fn what_is_not_to_stay_or_may_still_change_is_left_alone() {
     let (file, mut reader) = noted(4 * MIB, &[]);
     for keep in [Keep::Nothing, Keep::Read] {
-        reader.keep_in_cache(keep);
+        reader.keep_in_cache(keep, true);
         read_all(&mut reader, &file, &[0]);
     }
-    reader.keep_in_cache(Keep::Around);
+    reader.keep_in_cache(Keep::Around, true);
     let growing = Arc::new(ReadFile::from_file(file.file().try_clone().unwrap(), "disk/growing"));
     read_all(&mut reader, &growing, &[0]);
     assert_eq!(done(), []);
@@ -166,8 +167,15 @@ fn who_waits_for_one_read_waits_for_one_stretch() {
         reader.wait(1, &mut ended).unwrap();
         assert_eq!((ended.len(), done().len(), reader.in_flight()), (count, 1, 4 - count));
     }
+    // And for none if there is something else to wait for: the first and the last one's stretches are there.
+    [0, 6 * MIB, 12 * MIB].iter().for_each(|&offset| reader.submit(read(&file, offset)));
+    ended.clear();
+    reader.wait(1, &mut ended).unwrap();
+    assert_eq!((ended.len(), done().len(), reader.in_flight()), (1, 0, 2));
+    reader.wait(2, &mut ended).unwrap();
+    assert_eq!((ended.len(), done(), reader.in_flight()), (3, vec![("populate", 6, STRETCH_BYTES)], 0));
     // Those that wait can be cancelled.
-    reader.keep_in_cache(Keep::Around);
+    reader.keep_in_cache(Keep::Around, true);
     CACHED.with_borrow_mut(|cached| cached.fill(0));
     (0..4).for_each(|at| reader.submit(read(&file, at * 4 * MIB)));
     ended.clear();
@@ -180,29 +188,50 @@ fn who_waits_for_one_read_waits_for_one_stretch() {
 
 #[test]
 fn a_kernel_without_such_calls_is_asked_once_and_the_reads_are_made() {
-    let refuse = |code| move || io::Error::from_raw_os_error(code);
-    let refused: [Cache; 2] = [
-        Cache { cached: |_, _, _| Err(io::Error::from_raw_os_error(libc::ENOSYS)), ..NOTED },
-        Cache {
-            populate: |_, _, _| {
-                note("populate", 0, 0);
-                Err(io::Error::from_raw_os_error(libc::EINVAL))
-            },
-            ..NOTED
-        },
-    ];
-    for (cache, code) in refused.into_iter().zip([libc::ENOSYS, libc::EINVAL]) {
+    for (code, refuse) in [
+        (libc::EINVAL, (|| libc::EINVAL) as fn() -> i32),
+        (libc::EACCES, || libc::EACCES),
+        (libc::ENODEV, || libc::ENODEV),
+        (libc::ENOMEM, || libc::ENOMEM),
+    ] {
+        REFUSAL.set(refuse());
         let (file, mut reader) = noted(16 * MIB, &[]);
-        reader.cache = cache;
+        reader.cache.populate = |_, offset, _| {
+            note("populate", offset, 0);
+            Err(io::Error::from_raw_os_error(REFUSAL.get()))
+        };
         for _ in 0..2 {
-            read_all(&mut reader, &file, &[0, 4 * MIB]);
-            reader.keep_in_cache(Keep::Around);
+            // One read over a border: two stretches.
+            read_all(&mut reader, &file, &[2 * MIB - 4096, 4 * MIB]);
+            reader.keep_in_cache(Keep::Around, true);
         }
-        assert!(done().len() <= 1);
+        assert_eq!(done().len(), 1, "code={code}");
         let line = reader.take_notice().unwrap().line;
-        assert!(line.starts_with("fill=off") && line.ends_with(&refuse(code)().to_string()), "{line}");
+        assert!(line.starts_with("fill=off") && line.contains(&format!("os error {code}")), "{line}");
         assert_eq!(reader.take_notice(), None);
     }
+}
+
+#[test]
+fn what_nobody_can_tell_is_brought_in_and_nothing_is_dropped() {
+    let (file, mut reader) = noted(4 * MIB, &[]);
+    reader.cache.cached = |_, _, _| Err(io::Error::from_raw_os_error(libc::EPERM));
+    for _ in 0..2 {
+        read_all(&mut reader, &file, &[0, 4096, 2 * MIB]);
+        assert_eq!(done(), [("populate", 0, STRETCH_BYTES), ("populate", 2, STRETCH_BYTES)]);
+        reader.keep_in_cache(Keep::Around, true);
+    }
+    assert_eq!(reader.take_notice(), None);
+}
+
+#[test]
+fn a_file_that_was_closed_and_opened_again_is_the_same() {
+    let (file, mut reader) = noted(4 * MIB, &[]);
+    for _ in 0..100 {
+        let again = Arc::new(ReadFile::from_file(file.file().try_clone().unwrap(), "disk/test").into_final());
+        read_all(&mut reader, &again, &[0, 2 * MIB]);
+    }
+    assert_eq!((reader.seen.len(), reader.regions.len(), done().len()), (2, 2, 2));
 }
 
 #[test]
@@ -214,7 +243,7 @@ fn a_stretch_that_cannot_be_brought_in_is_the_reads_own_matter() {
     // And a read that fails by itself still does.
     let inner = ScriptedReader::new(1, regions(1, 8192), Script::default().fail(0, libc::EIO));
     let mut reader = FillingReader::new(Box::new(inner), NOTED);
-    reader.keep_in_cache(Keep::Around);
+    reader.keep_in_cache(Keep::Around, true);
     reader.submit(read(&file, 0));
     let mut ended = Vec::new();
     reader.wait(1, &mut ended).unwrap();
@@ -231,7 +260,7 @@ fn one_short_read_brings_all_around_it_into_the_real_cache() {
     let memory = regions(1, 8192);
     let inner = open(ReaderKind::Auto, 2, memory.clone(), &mut |_| {}).unwrap();
     let mut reader = FillingReader::new(inner, Cache::default());
-    reader.keep_in_cache(Keep::Around);
+    reader.keep_in_cache(Keep::Around, true);
     reader.submit(read(&file, 3 * MIB));
     let mut ended = Vec::new();
     reader.wait(1, &mut ended).unwrap();

@@ -245,7 +245,16 @@ fn check_stretches(reference: &Reference, case: &Case, steps_max: u64) {
                 |schedule: &Schedule, step| (schedule.rows(step), schedule.valid_rows(step), schedule.places(step));
             assert_eq!(same(&stretch, step), same(&whole, before + step));
         }
-        got.extend(rows_of(&mut stretch).into_iter().map(|((step, row), index)| ((before + step, row), index)));
+        let (joined, span_steps) = (all_units(&mut stretch.clone().joining(4)), stretch.span_steps());
+        let rows = rows_of(&mut stretch);
+        assert!(joined.iter().all(|unit| unit.last_step - unit.first_step < span_steps));
+        let cells = |run: &Run| {
+            let Run { index, count, step, row } = *run;
+            (0..count).map(move |at| ((step, row + at), index + u64::from(at)))
+        };
+        let joined: BTreeMap<_, _> = joined.iter().flat_map(|unit| &unit.runs).flat_map(cells).collect();
+        assert_eq!(joined, rows, "whole pools as well");
+        got.extend(rows.into_iter().map(|((step, row), index)| ((before + step, row), index)));
         before += stretch.steps();
         match stretch.rest() {
             Some(next) => assert_eq!(next, at + steps_max * u64::from(share.batch)),
