@@ -83,7 +83,7 @@ class DataLoader:
         device: Only "cpu" (or None): batches are host memory, copy them with `.to(device, non_blocking=True)`.
         checksum: "sampled" (of what is read, one block in 64), "always" or "off".
         on_bad_record: What to do with a record whose bytes are damaged: "raise", "mask", "substitute"; the latter two
-            need `checksum="always"`.
+            need `checksum="always"`. Damaged is what is read of it: other `columns` may have other bad records.
         bad_records_max: Damaged records tolerated.
         lanes, chunk, pool: The shuffle's numbers, see `forebay plan`; fixed by a state.
         reader: "auto", "io_uring" or "preadv".
