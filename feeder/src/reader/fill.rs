@@ -59,8 +59,8 @@ pub(super) struct FillingReader {
     /// Stretches looked at since the last call of `keep_in_cache`, and the last one that was found here.
     seen: HashSet<Place>,
     last: Option<Place>,
-    /// Regions looked at since then, and whether all of each was there.
-    regions: HashMap<Place, bool>,
+    /// Regions looked at since then.
+    regions: HashMap<Place, Looked>,
     waiting: VecDeque<Read>,
     /// What is to be brought in for the first of those that wait: offsets and lengths.
     lacking: Vec<(u64, u64)>,
@@ -73,6 +73,13 @@ pub(super) struct FillingReader {
 
 /// A file, and a number within it.
 type Place = ((u64, u64), u64);
+
+/// Whether all of a region was there, and whether the one behind it was looked at as well.
+#[derive(Clone, Copy)]
+struct Looked {
+    whole: bool,
+    entered: bool,
+}
 
 /// Fewer bytes cached of a range are little: less than half of a stretch, or of what the file's end leaves of one.
 fn little_of(bytes: u64) -> u64 {
@@ -123,19 +130,24 @@ impl FillingReader {
         }
     }
 
-    /// Whether all of a region was cached when it was first looked at. The next one is looked at together with it.
+    /// Whether all of a region was cached when it was first looked at. The next one is looked at when it is entered.
     fn is_whole(&mut self, file: &ReadFile, region: u64) -> bool {
-        [region, region + 1].map(|region| {
+        let place = (file.inode(), region);
+        if let Some(&Looked { whole, entered: true }) = self.regions.get(&place) {
+            return whole;
+        }
+        let [here, next] = [region, region + 1].map(|region| {
             let place = (file.inode(), region);
-            if let Some(&whole) = self.regions.get(&place) {
-                return whole;
-            }
-            let range = within(file, region.saturating_mul(REGION_BYTES), REGION_BYTES);
-            self.syscalls += 1;
-            let whole = self.look(file.file(), range).is_some_and(|cached| cached >= range.1);
-            self.regions.insert(place, whole);
-            whole
-        })[0]
+            self.regions.get(&place).copied().unwrap_or_else(|| {
+                let range = within(file, region.saturating_mul(REGION_BYTES), REGION_BYTES);
+                self.syscalls += 1;
+                let whole = self.look(file.file(), range).is_some_and(|cached| cached >= range.1);
+                Looked { whole, entered: false }
+            })
+        });
+        self.regions.insert(place, Looked { entered: true, ..here });
+        self.regions.insert((file.inode(), region + 1), next);
+        here.whole
     }
 
     /// How much of a range is cached; `None`: nobody can tell. Drops it if it is little: mostly single pages such as those of
