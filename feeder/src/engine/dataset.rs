@@ -239,14 +239,19 @@ impl Dataset {
     /// Bytes of all rows, over all columns, of the segments that hold records of the windows.
     pub(super) fn stored_bytes(&self) -> u64 {
         let sum = || {
-            let mut stored = HashMap::new();
+            let (mut stored, mut last) = (HashMap::new(), (0, 0..0));
             for extent in self.line.extents() {
+                // A filter leaves a million extents, nearly all of them in the segment of the one before.
+                if last.0 == extent.segment && last.1.contains(&extent.from) && extent.to <= last.1.end {
+                    continue;
+                }
                 let partition = self.view.partitions.iter().find(|partition| partition.partition == extent.segment);
                 let segments = partition.map_or(&[][..], PartitionView::segments);
                 let first = segments.partition_point(|segment| segment.end <= extent.from);
                 for segment in segments[first..].iter().take_while(|segment| segment.base < extent.to) {
                     let row_bytes = segment.schema().row_bytes() as u64;
                     stored.insert((segment.partition, segment.base), (segment.end - segment.base) * row_bytes);
+                    last = (segment.partition, segment.base..segment.end);
                 }
             }
             stored.values().sum()

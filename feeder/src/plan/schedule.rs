@@ -1,10 +1,11 @@
 //! The plan in the order of reading: what to read next, and where each sample of it goes.
 //!
-//! A [`Unit`] is one stretch of consecutive samples to be read at once: what one rank needs of a chunk or, in order, of a
-//! piece of the line. Where it is [asked for](Schedule::joining), it is a few such stretches: the chunks of one pool, whose
-//! samples go side by side into the steps to come. Its [`Run`]s say which step and row each sample belongs to. Units come by non-decreasing first step, every chunk in one unit only, and all rows at or after
-//! the cursor. So a reader that takes units in turn, and keeps [`span_steps`](Schedule::span_steps) steps open, never waits
-//! for itself and reads nothing twice.
+//! A [`Unit`] is one stretch of consecutive samples to be read at once: what one rank needs of a chunk or, in order, of
+//! a piece of the line. Where it is [asked for](Schedule::joining), it is a few such stretches: the chunks of one pool,
+//! whose samples go side by side into the steps to come. Its [`Run`]s say which step and row each sample belongs to.
+//! Units come by non-decreasing first step, every chunk in one unit only, and all rows at or after the cursor. So a
+//! reader that takes units in turn, and keeps [`span_steps`](Schedule::span_steps) steps open, never waits for itself
+//! and reads nothing twice.
 //!
 //! With fewer steps open than that, a line is read in [stretches](Schedule::stretch), each a schedule of its own: what
 //! several of them need of a chunk is then read once for each.
