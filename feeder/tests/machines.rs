@@ -9,14 +9,14 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use corpus::{WAIT, compare, drop_from_cache, expected, files, name, next, topic};
 use cursorstore::{Cursor, State};
 use feeder::engine::testing::assemble;
 use feeder::engine::{Checksum, Dataset, Loader, Settings};
 use feeder::reader::testing::{Script, ScriptedReader};
-use feeder::reader::{BlockReader, DirectReads, Done, Notice, Read, ReaderKind, ReaderStats, RingError};
+use feeder::reader::{BlockReader, DirectReads, Done, Keep, Notice, Read, ReaderKind, ReaderStats, RingError};
 use feeder::{Error, ErrorKind};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use sandbox::{When, keep_one_processor, refuse, without};
@@ -180,11 +180,13 @@ fn buffers_of_direct_reads_count_with_a_named_limit() {
     assert_eq!(slots(DirectReads::Off, Some(12 << 20)), (whole, vec![]));
 }
 
-/// A reader that tells of ways of reading: one more each time that it hands out reads, then the last ones again.
+/// A reader that tells of ways of reading: one more each time that it hands out reads, then the last ones again. And how many
+/// reads it had whenever it was told what is to stay in the page cache.
 struct Telling {
     inner: ScriptedReader,
     ways: Vec<&'static str>,
     times: usize,
+    kept: Arc<Mutex<Vec<(Keep, bool, usize)>>>,
 }
 
 impl BlockReader for Telling {
@@ -219,6 +221,10 @@ impl BlockReader for Telling {
         self.inner.stats()
     }
 
+    fn keep_in_cache(&mut self, keep: Keep, again: bool) {
+        self.kept.lock().unwrap().push((keep, again, self.in_flight()));
+    }
+
     fn take_notice(&mut self) -> Option<Notice> {
         let way = (!self.ways.is_empty()).then(|| self.ways.remove(0))?;
         Some(Notice { way, line: format!("{way} times={}", self.times) })
@@ -231,9 +237,25 @@ fn each_change_of_the_way_to_read_is_told_once() {
     let dataset = Arc::new(Dataset::all_of(folder.path(), &name()).unwrap());
     let told = assemble(&dataset, &settings(), 20, |regions| {
         let inner = ScriptedReader::new(1, regions, Script::default());
-        Box::new(Telling { inner, ways: Vec::new(), times: 0 })
+        Box::new(Telling { inner, ways: Vec::new(), times: 0, kept: Arc::default() })
     });
     assert_eq!(told.unwrap(), ["direct times=1", "refused times=1", "unknown times=3"]);
+}
+
+#[test]
+fn an_epoch_is_read_to_its_end_before_the_next_one_fills_the_cache() {
+    let folder = corpus();
+    let dataset = Arc::new(Dataset::all_of(folder.path(), &name()).unwrap());
+    let (settings, kept) = (Settings { shuffle: true, depth: 8, ..plain() }, Arc::new(Mutex::new(Vec::new())));
+    let steps = dataset.line().total() / settings.global_batch as u64;
+    assemble(&dataset, &settings, 2 * steps + 1, |regions| {
+        // One read lands at a time: others are on their way whenever there is room for a unit.
+        let inner = ScriptedReader::new(1, regions, Script::default());
+        Box::new(Telling { inner, ways: Vec::new(), times: 0, kept: kept.clone() })
+    })
+    .unwrap();
+    let kept = kept.lock().unwrap();
+    assert_eq!(kept[..3], [(Keep::Around, false, 0), (Keep::Around, true, 0), (Keep::Around, true, 0)]);
 }
 
 #[test]

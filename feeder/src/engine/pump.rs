@@ -23,7 +23,7 @@ use super::reads::parse_token;
 use super::runner::no_slab;
 use super::settings::{OnBadRecord, Settings};
 use crate::error::{Error, ErrorKind, Result};
-use crate::reader::{self, BlockReader, Done, MAX_DEPTH, Notice, Read, ReaderStats, Region};
+use crate::reader::{self, BlockReader, Done, Keep, MAX_DEPTH, Notice, Read, ReaderStats, Region};
 
 /// How far a good sample may stand behind the damaged one that it stands in for, in samples of the topic. Damage is found by
 /// checksummed pieces, each of which may hold thousands of small rows.
@@ -239,23 +239,19 @@ impl<'a> Pump<'a> {
     /// Takes units until every job is in use or the feed has none to give. Where it is slots that lack, and nothing else is to
     /// be done, the slab grows first, until it is whole.
     fn fill(&mut self) -> Result<Take> {
-        let feed = &self.shared.feed;
+        let shared = self.shared;
         while let Some(&number) = self.idle.last() {
-            let job = &mut self.jobs[number];
-            self.orders = feed.orders();
-            let take = feed.take(&mut job.taken)?;
-            if take == Take::NoRoom && self.reader.in_flight() == 0 && self.shared.memory.grow().map_err(no_slab)? {
+            self.orders = shared.feed.orders();
+            let take = shared.feed.take(&mut self.jobs[number].taken)?;
+            if take == Take::NoRoom && self.reader.in_flight() == 0 && shared.memory.grow().map_err(no_slab)? {
                 continue;
             }
             if take != Take::Unit {
                 return Ok(take);
             }
-            if self.epoch.replace(job.taken.epoch) != Some(job.taken.epoch) {
-                let Shared { data_bytes, here_bytes, available_bytes, .. } = *self.shared;
-                let keep = keep(data_bytes, here_bytes, self.shared.dataset.stored_bytes(), available_bytes);
-                self.reader.keep_in_cache(keep, job.taken.epoch > 0);
-                self.assembler.begin(job.taken.epoch);
-            }
+            self.idle.pop();
+            self.begin(self.jobs[number].taken.epoch)?;
+            let job = &mut self.jobs[number];
             let built = self.assembler.build(job, number, &mut self.reads);
             self.tally.units += 1;
             self.tally.checked_units += u64::from(job.checked_bytes > 0);
@@ -264,20 +260,36 @@ impl<'a> Pump<'a> {
                 match built {
                     Err(error) => {
                         self.reads.clear();
-                        Assembler::give_up(job, &error, feed);
+                        Assembler::give_up(job, &error, &shared.feed);
                     }
                     // Nothing of it is on disk any more.
-                    Ok(()) => finish(self.shared, &mut self.assembler, job),
+                    Ok(()) => finish(shared, &mut self.assembler, job),
                 }
-                if feed.done(std::iter::once(&job.taken)) {
-                    self.shared.waiter.wake();
+                if shared.feed.done(std::iter::once(&job.taken)) {
+                    shared.waiter.wake();
                 }
+                self.idle.push(number);
                 continue;
             }
-            self.idle.pop();
             self.reads.drain(..).for_each(|read| self.reader.submit(read));
         }
         Ok(Take::Unit)
+    }
+
+    /// The units to come are of `epoch`.
+    fn begin(&mut self, epoch: u64) -> Result<()> {
+        if self.epoch.replace(epoch) == Some(epoch) {
+            return Ok(());
+        }
+        let Shared { data_bytes, here_bytes, available_bytes, .. } = *self.shared;
+        let keep = keep(data_bytes, here_bytes, self.shared.dataset.stored_bytes(), available_bytes);
+        // Filling the cache holds up this thread, and would what the last epoch still needs.
+        while keep == Keep::Around && self.reader.in_flight() > 0 {
+            self.drain()?;
+        }
+        self.reader.keep_in_cache(keep, epoch > 0);
+        self.assembler.begin(epoch);
+        Ok(())
     }
 
     /// Takes back everything that has completed, at least one read.
