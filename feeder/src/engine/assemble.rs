@@ -30,7 +30,7 @@ use super::scatters::{CopyOut, Scatters};
 use super::settings::Checksum;
 use crate::error::{Error, Result};
 use crate::log::{PAGE_BYTES, PIECE_BYTES};
-use crate::plan::Run;
+use crate::plan::{Run, Unit};
 use crate::reader::{Part, Read, ReadError, Region, fence};
 
 /// Gaps up to this size are read over, into the junk buffer.
@@ -52,6 +52,7 @@ pub(super) const JUNK: u32 = 2;
 /// One unit on its way through one reader thread. Its lists are used again by later units.
 #[derive(Default)]
 pub(super) struct Job {
+    /// Its runs are cut at the borders of blocks as reads are made of them. A range of them is called spans.
     pub(super) taken: Taken,
     /// Whether the part whose reads are made is compared with its checksums, and how many bytes of the unit are.
     check: bool,
@@ -66,8 +67,6 @@ pub(super) struct Job {
     pub(super) reads_left: usize,
     /// The samples that each read brings.
     reads: Vec<Range<u64>>,
-    /// The unit's runs, cut at the borders of blocks.
-    pub(super) spans: Vec<Run>,
     pub(super) copies: Vec<CopyOut>,
     /// Rows of columns that their block does not have.
     defaults: Vec<DefaultRows>,
@@ -173,7 +172,6 @@ impl Assembler {
         job.checked_bytes = 0;
         job.chunk_at = job.scratch;
         job.reads.clear();
-        job.spans.clear();
         job.copies.clear();
         job.defaults.clear();
         job.checks.clear();
@@ -187,58 +185,52 @@ impl Assembler {
         // Where the block of the run before lies, in the same chunk.
         let (mut cut, mut known, mut at, mut reached) = (0, 0..0, 0, 0);
         while at < job.taken.unit.runs.len() {
-            if job.taken.unit.cuts.get(cut) == Some(&at) {
+            let Unit { runs, cuts, .. } = &mut job.taken.unit;
+            if cuts.get(cut) == Some(&at) {
+                let first = runs[at].index;
                 self.make_reads(job, number, out);
                 (known, reached) = (0..0, 0);
                 job.chunk_at += self.chunk_bytes;
-                job.chunk_first = job.taken.unit.runs[at].index;
+                job.chunk_first = first;
                 cut += 1;
+                continue;
             }
             // Nearly all runs lie in that block too.
-            let cut_at = job.taken.unit.cuts.get(cut).copied().unwrap_or(job.taken.unit.runs.len());
-            let (count, end, rows) = within(&job.taken.unit.runs[at..cut_at], &known);
+            let (count, end, rows) = within(&runs[at..cuts.get(cut).copied().unwrap_or(runs.len())], &known);
             if let Some(last) = self.group.last_mut().filter(|_| count > 0) {
-                job.spans.extend_from_slice(&job.taken.unit.runs[at..at + count]);
                 last.add_all(count, end, rows);
                 (at, reached) = (at + count, end.max(reached));
                 continue;
             }
-            let mut run = job.taken.unit.runs[at];
-            at += 1;
-            while run.count > 0 {
-                let inside = self.block.as_ref().is_some_and(|block| (block.first..block.end).contains(&run.index));
-                if !inside || self.group.is_empty() {
-                    let block = match self.block.take().filter(|_| inside) {
-                        Some(block) => block,
-                        None => match self.blocks.locate(run.index)? {
-                            Located::Block(block) => block,
-                            Located::Lost { error, .. } if !self.sampler.takes_all() => return Err(error),
-                            Located::Lost { end, error } => {
-                                known = 0..0;
-                                self.make_reads(job, number, out);
-                                lose(job, &mut run, end, &error);
-                                continue;
-                            }
-                        },
-                    };
-                    if !self.group.last().is_none_or(|last| last.block.is_beside(&block)) {
-                        self.make_reads(job, number, out);
-                    }
-                    self.group.push(Grouped::new(job.spans.len(), run.index, block.clone(), run.index < reached));
-                    self.block = Some(block);
+            let index = runs[at].index;
+            let inside = self.block.as_ref().is_some_and(|block| (block.first..block.end).contains(&index));
+            if !inside || self.group.is_empty() {
+                let block = match self.block.take().filter(|_| inside) {
+                    Some(block) => block,
+                    None => match self.blocks.locate(index)? {
+                        Located::Block(block) => block,
+                        Located::Lost { error, .. } if !self.sampler.takes_all() => return Err(error),
+                        Located::Lost { end, error } => {
+                            known = 0..0;
+                            self.make_reads(job, number, out);
+                            job.lost.push((job.taken.unit.cut_run(at, end), error.report()));
+                            at += 1;
+                            continue;
+                        }
+                    },
+                };
+                if !self.group.last().is_none_or(|last| last.block.is_beside(&block)) {
+                    self.make_reads(job, number, out);
                 }
-                known = self.block.as_ref().map_or(0..run.index, |block| block.first..block.end);
-                let count = u64::from(run.count).min(known.end - run.index) as u32;
-                let span = Run { count, ..run };
-                job.spans.push(span);
-                if let Some(last) = self.group.last_mut() {
-                    last.add(&span);
-                }
-                run.index += u64::from(count);
-                run.row += count;
-                run.count -= count;
-                reached = run.index.max(reached);
+                self.group.push(Grouped::new(at, index, block.clone(), index < reached));
+                self.block = Some(block);
             }
+            known = self.block.as_ref().map_or(0..index, |block| block.first..block.end);
+            let span = job.taken.unit.cut_run(at, known.end);
+            if let Some(last) = self.group.last_mut() {
+                last.add(&span);
+            }
+            (at, reached) = (at + 1, reached.max(span.index + u64::from(span.count)));
         }
         self.make_reads(job, number, out);
         if out.len() == first_read {
@@ -307,7 +299,7 @@ impl Assembler {
         let short = run_bytes < DIRECT_BYTES && spans.len() > DIRECT_RUNS;
         if !job.check && !short && stored.widen.is_none() {
             let (slots, first_step) = (&job.taken.slots, job.taken.unit.first_step);
-            reads.push_all(&job.spans[spans], |span| {
+            reads.push_all(&job.taken.unit.runs[spans], |span| {
                 let slot = slots[(span.step - first_step) as usize] as usize;
                 let at = slot * self.layout.slot_bytes + placed.offset + span.row as usize * bytes;
                 let offset = buffer + block.row_of(span.index) * bytes as u64;
@@ -379,20 +371,20 @@ impl Assembler {
         } else {
             (0..job.copies.len()).for_each(|at| self.copy_out(job, at));
         }
-        job.defaults.iter().for_each(|rows| rows.write(&self.slab, &self.layout, &job.taken, &job.spans));
+        job.defaults.iter().for_each(|rows| rows.write(&self.slab, &self.layout, &job.taken));
         if !job.copies.is_empty() {
             fence();
         }
         if job.failed.is_empty() {
             for check in &job.checks {
-                self.checker.check(check, &job.spans, &self.scratch, bad, &mut job.failed);
+                self.checker.check(check, &job.taken.unit.runs, &self.scratch, bad, &mut job.failed);
             }
         }
         if !job.apart.is_empty() {
-            let Job { taken, apart, spans, failed, .. } = job;
+            let Job { taken, apart, failed, .. } = job;
             let slot_bytes = self.layout.slot_bytes;
             let slot_of = |span: &Run| taken.slots[(span.step - taken.unit.first_step) as usize] as usize * slot_bytes;
-            apart::fill(apart, spans, &slot_of, (&self.layout, &self.slab), bad, failed);
+            apart::fill(apart, &taken.unit.runs, &slot_of, (&self.layout, &self.slab), bad, failed);
         }
         for (span, why) in job.lost.drain(..) {
             bad_rows(&span, span.index..span.index + u64::from(span.count), &why, bad);
@@ -423,7 +415,7 @@ impl Assembler {
             return;
         }
         let (slots, first_step) = (&job.taken.slots, job.taken.unit.first_step);
-        for span in &job.spans[copy.spans.clone()] {
+        for span in &job.taken.unit.runs[copy.spans.clone()] {
             let bytes = span.count as usize * copy.row_bytes;
             job.copied_bytes += bytes as u64;
             let from = copy.at + (span.index - copy.lo) as usize * copy.row_bytes;
@@ -454,7 +446,7 @@ impl Assembler {
     /// Fails the steps that needed what could not be read. The caller then calls [`Feed::done`].
     pub(super) fn fail_steps(job: &mut Job, feed: &Feed) {
         for (samples, failure) in job.failed.drain(..) {
-            for span in &job.spans {
+            for span in &job.taken.unit.runs {
                 if span.index < samples.end && samples.start < span.index + u64::from(span.count) {
                     feed.fail(seq_of(&job.taken, span), &failure);
                 }
@@ -465,22 +457,10 @@ impl Assembler {
     /// Fails every step of a unit whose reads could not even be made.
     pub(super) fn give_up(job: &mut Job, error: &Error, feed: &Feed) {
         job.taken.count_rows();
-        job.spans.clear();
-        job.spans.extend(job.taken.unit.runs.iter().cloned());
         job.failed.clear();
         job.failed.push((0..u64::MAX, Failure::of(error)));
         Self::fail_steps(job, feed);
     }
-}
-
-/// Takes the samples before `end` out of `run`, as bad ones.
-fn lose(job: &mut Job, run: &mut Run, end: u64, error: &Error) {
-    let span = Run { count: u64::from(run.count).min(end - run.index) as u32, ..*run };
-    job.lost.push((span, error.report()));
-    job.spans.push(span);
-    run.index += u64::from(span.count);
-    run.row += span.count;
-    run.count -= span.count;
 }
 
 /// The `seq` of the step that a run belongs to.

@@ -8,7 +8,6 @@ use std::ops::Range;
 
 use super::feed::Taken;
 use super::layout::{Placed, SlotLayout};
-use crate::plan::Run;
 use crate::reader::Region;
 use crate::versions::{Element, Source, Upgrade};
 use crate::widen::Widen;
@@ -55,9 +54,9 @@ impl DefaultRows {
     }
 
     /// Writes them to their slots.
-    pub(super) fn write(&self, slab: &Region, layout: &SlotLayout, taken: &Taken, spans: &[Run]) {
+    pub(super) fn write(&self, slab: &Region, layout: &SlotLayout, taken: &Taken) {
         let placed = &layout.columns[self.column];
-        for span in &spans[self.spans.clone()] {
+        for span in &taken.unit.runs[self.spans.clone()] {
             let slot = taken.slots[(span.step - taken.unit.first_step) as usize] as usize;
             let at = slot * layout.slot_bytes + placed.offset;
             for row in span.row..span.row + span.count {

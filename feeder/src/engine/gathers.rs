@@ -83,8 +83,8 @@ impl Gathers {
         if job.copies.len() < 2 {
             return false;
         }
-        let rows: u64 = job.spans.iter().map(|span| u64::from(span.count)).sum();
-        if rows > RUN_ROWS_MAX * job.spans.len() as u64 {
+        let rows: u64 = job.taken.unit.runs.iter().map(|span| u64::from(span.count)).sum();
+        if rows > RUN_ROWS_MAX * job.taken.unit.runs.len() as u64 {
             return false;
         }
         self.heads.clear();
@@ -172,7 +172,7 @@ impl Gathers {
         self.steps.clear();
         self.steps.resize(job.taken.slots.len(), StepRows { first: NONE, end: 0, table_at: 0 });
         let mut rows = 0;
-        for span in self.parts.iter().flat_map(|spans| &job.spans[spans.clone()]) {
+        for span in self.parts.iter().flat_map(|spans| &job.taken.unit.runs[spans.clone()]) {
             let step = &mut self.steps[step_of(span)];
             (step.first, step.end) = (step.first.min(span.row), step.end.max(span.row + span.count));
             rows += span.count as usize;
@@ -190,7 +190,7 @@ impl Gathers {
         self.table.resize(room, Source { part: NONE, row: 0 });
         self.rows_end = 0;
         for (part, spans) in (0u32..).zip(&self.parts) {
-            let spans = &job.spans[spans.clone()];
+            let spans = &job.taken.unit.runs[spans.clone()];
             let lo = spans.first().map_or(0, |span| span.index);
             for span in spans {
                 let step = &self.steps[step_of(span)];
@@ -243,13 +243,13 @@ mod tests {
         let even = (0..8u64).map(|at| run(100 + at, 7, 3 + 2 * at as u32));
         let odd = (0..8u64).map(|at| run(500 + at, 7, 4 + 2 * at as u32));
         let runs: Vec<Run> = even.chain([run(108, 9, 0)]).chain(odd).collect();
-        let unit = Unit { first_step: 7, last_step: 9, runs: runs.clone(), cuts: vec![9], ..Unit::default() };
+        let unit = Unit { first_step: 7, last_step: 9, runs, cuts: vec![9], ..Unit::default() };
         let mut job = Job::default();
-        (job.taken.unit, job.taken.slots, job.spans) = (unit, vec![2, 4, 5], runs);
+        (job.taken.unit, job.taken.slots) = (unit, vec![2, 4, 5]);
         for (part, spans) in [(0, 0..9), (1, 9..17)] {
             for (column, &row_bytes) in columns.iter().enumerate() {
                 let at = 1000 * part + 100 * column;
-                let lo = job.spans[spans.start].index;
+                let lo = job.taken.unit.runs[spans.start].index;
                 job.copies.push(CopyOut { column, at, lo, spans: spans.clone(), row_bytes, widen: None });
             }
         }
@@ -296,14 +296,14 @@ mod tests {
         alone.copies.truncate(1);
         assert!(!gathers.begin(&alone, 1), "one copy");
         let mut long = job(&[4, 4]);
-        long.spans.iter_mut().for_each(|span| span.count = 9);
+        long.taken.unit.runs.iter_mut().for_each(|span| span.count = 9);
         assert!(!gathers.begin(&long, 2), "they are runs already");
         let mut strewn = job(&[4, 4]);
         strewn.copies.retain(|copy| copy.spans.start == 0);
         assert!(gathers.begin(&strewn, 2));
         assert!(gathers.of(0, &strewn, SLOT_BYTES).is_none(), "every second row");
         let mut far = job(&[4, 4]);
-        far.spans[0].row = 1 << 20;
+        far.taken.unit.runs[0].row = 1 << 20;
         assert!(gathers.begin(&far, 2));
         assert!(gathers.of(0, &far, SLOT_BYTES).is_none(), "far apart");
         let mut large = job(&[4, 4]);

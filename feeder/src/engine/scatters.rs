@@ -45,7 +45,7 @@ impl Scatters {
         if job.copies.len() < COLUMNS_MIN || copy.widen.is_some() || !bytes.is_power_of_two() || bytes >= 1 << WIDTHS {
             return None;
         }
-        let spans = &job.spans[copy.spans.clone()];
+        let spans = &job.taken.unit.runs[copy.spans.clone()];
         let (known, scatter) = &mut self.widths[bytes.ilog2() as usize];
         if *known != copy.spans {
             let (first, last) = (spans.first()?, spans.last()?);

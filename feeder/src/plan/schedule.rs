@@ -58,6 +58,20 @@ impl Unit {
         self.cuts.clear();
     }
 
+    /// Cuts the run `at` at sample `end`, if it reaches beyond; gives its first part, which stays number `at`.
+    pub fn cut_run(&mut self, at: usize, end: u64) -> Run {
+        let run = &mut self.runs[at];
+        let whole = *run;
+        run.count = u64::from(run.count).min(end - run.index) as u32;
+        let first = *run;
+        if first.count < whole.count {
+            let (index, row) = (whole.index + u64::from(first.count), whole.row + first.count);
+            self.runs.insert(at + 1, Run { index, row, count: whole.count - first.count, ..whole });
+            self.cuts.iter_mut().filter(|cut| **cut > at).for_each(|cut| *cut += 1);
+        }
+        first
+    }
+
     /// Where the runs of the last chunk begin.
     fn last_cut(&self) -> usize {
         self.cuts.last().copied().unwrap_or(0)

@@ -1,8 +1,8 @@
 //! Units of a shuffled line.
 //!
-//! Steps are walked in turn, and in each step the lanes that hold this rank's places. A lane has at most one pool open: when a
-//! step reaches past it the next one is opened, that is, permuted once, and every row that this rank has in it is written
-//! down by chunk ([`Pool::cells`]). A chunk is given out with all its rows at the first step that needs it, or
+//! Steps are walked in turn, and in each step those of the lanes with this rank's places that are due: a chunk of theirs is first
+//! needed there, or their pool ends. A lane has at most one pool open: when a step reaches past it the next one is opened, that
+//! is, permuted once, and every row that this rank has in it is written down by chunk ([`Pool::cells`]). A chunk is given out with all its rows at the first step that needs it, or
 //! [beside](Shuffled::next_beside) another of its pool; a pool whose chunks are all given out gives its memory back. So at
 //! a time only pools with chunks still to come are held, and starting anywhere opens one pool a lane, whole, of which only
 //! rows at or after the cursor are kept.
@@ -24,6 +24,9 @@ const CLOSED: usize = usize::MAX;
 pub(super) struct Shuffled {
     /// Per lane, see there.
     lanes: Vec<LaneState>,
+    /// Per lane of the span walked on, the first step in which it must be looked at. Apart from the rest, so that the many lanes
+    /// that are not due are passed by quickly.
+    due: Vec<u64>,
     pools: Vec<Pool>,
     /// Pools that are not open.
     free: Vec<usize>,
@@ -40,9 +43,10 @@ pub(super) struct Shuffled {
     slice: Slice,
     slice_at: u64,
     slice_end: u64,
-    /// The lane that holds `at`, and the position of its first place.
+    /// The lane that holds `at`, and the position of its first place; and the lane after the last one that this rank has.
     lane: u64,
     lane_at: u64,
+    lane_end: u64,
     /// Samples x of `visiting` that this rank has in the step and that are not yet looked after.
     visit: Range<u64>,
     visiting: u64,
@@ -56,6 +60,8 @@ struct LaneState {
     end: u64,
     /// First step that needs another chunk of the open pool; the largest number when there is none.
     next_step: u64,
+    /// First step with samples at or after `end`, or an earlier one.
+    end_step: u64,
     /// The open pool, while chunks of it are still to be given out.
     pool: usize,
 }
@@ -86,6 +92,24 @@ impl Pool {
         let start = self.range.start;
         for (cell, &dealt) in (first..).zip(&order[(x.start - start) as usize..(x.end - start) as usize]) {
             self.cells[dealt as usize] = cell;
+        }
+    }
+
+    /// The same for what follows after `x` and `first`.
+    fn write_again(&mut self, order: &[u32], first: u64, x: Range<u64>, again: &Again) {
+        let &Again { turns, samples, steps } = again;
+        let Range { start, end } = self.range;
+        if x.end - x.start == 1 {
+            // Of many lanes a step has one sample each, if any.
+            let later = order.iter().skip((x.start - start) as usize).step_by(samples as usize).skip(1);
+            for (turn, &dealt) in (1..=turns).zip(later) {
+                self.cells[dealt as usize] = first + ((turn * steps) << 32);
+            }
+            return;
+        }
+        for turn in 1..=turns {
+            let x = x.start + turn * samples..(x.end + turn * samples).min(end);
+            self.write(order, first + ((turn * steps) << 32), x);
         }
     }
 
@@ -122,10 +146,11 @@ impl Pool {
 
 impl Shuffled {
     pub(super) fn new(line: &Line, steps: &Steps) -> Self {
-        let lane = LaneState { span: usize::MAX, end: 0, next_step: u64::MAX, pool: CLOSED };
+        let lane = LaneState { span: usize::MAX, end: 0, next_step: u64::MAX, end_step: 0, pool: CLOSED };
         let mark = Mark::new(0, 1);
         let mut this = Self {
             lanes: vec![lane; line.key().lanes as usize],
+            due: vec![0; line.key().lanes as usize],
             pools: Vec::new(),
             free: Vec::new(),
             order: Vec::new(),
@@ -140,6 +165,7 @@ impl Shuffled {
             slice_end: 0,
             lane: 0,
             lane_at: 0,
+            lane_end: 0,
             visit: 0..0,
             visiting: 0,
         };
@@ -197,6 +223,10 @@ impl Shuffled {
             if self.at >= self.slice_end {
                 self.enter_slice(line);
             }
+            self.pass_lanes();
+            if self.at >= self.slice_end.min(self.end) {
+                continue;
+            }
             let count = self.slice.count(self.lane);
             if count == 0 {
                 // Between the lanes of a step that wraps round; the next one used is the first place's own.
@@ -218,6 +248,18 @@ impl Shuffled {
         }
     }
 
+    /// Goes on to the next lane that is due, or past the last one of those that have places side by side.
+    fn pass_lanes(&mut self) {
+        let end = self.slice.neighbours_end(self.lane).min(self.lane_end);
+        let due = self.due.get(self.lane as usize..end as usize).unwrap_or_default();
+        let passed = due.iter().position(|&due| due <= self.step).unwrap_or(due.len());
+        if passed > 0 {
+            self.lane += passed as u64;
+            self.lane_at = self.slice_at + self.slice.before(self.lane);
+            self.at = self.lane_at.min(self.end);
+        }
+    }
+
     fn enter_step(&mut self, steps: &Steps) {
         self.places = steps.places(self.step);
         (self.at, self.end) = (steps.part(self.step).start, steps.part(self.step).end);
@@ -228,7 +270,8 @@ impl Shuffled {
     fn enter_slice(&mut self, line: &Line) {
         let place = self.places.start + self.at;
         if self.span.as_ref().is_none_or(|span| place >= span.start + span.size) {
-            self.span = Some(line.span(line.span_of(place)));
+            let span = self.span.insert(line.span(line.span_of(place)));
+            self.due[..span.lanes as usize].fill(0);
         }
         let span = self.span.as_ref().expect("just entered");
         let range = span.start..span.start + span.size;
@@ -237,6 +280,10 @@ impl Shuffled {
         self.slice_end = self.places.end.min(range.end) - self.places.start;
         self.lane = self.slice.lane_at(self.at - self.slice_at);
         self.lane_at = self.slice_at + self.slice.before(self.lane);
+        self.lane_end = match self.end < self.slice_end {
+            true => self.slice.lane_at(self.end - 1 - self.slice_at) + 1,
+            false => self.slice.lanes,
+        };
     }
 
     /// Opens the pool that holds the first sample of the visit.
@@ -255,24 +302,28 @@ impl Shuffled {
         pool.cells.clear();
         pool.cells.resize(size, NONE);
         let mut rows = Rows::new(span, steps, lane, self.visit.start, self.step);
+        let mut last = self.step;
         while rows.x < range.end && rows.step < steps.count {
             let (samples, row) = rows.next(span, steps);
             let start = samples.start.max(self.visit.start);
             let end = samples.end.min(range.end);
             let first = (rows.took - pool.step) << 32 | (row + start.saturating_sub(samples.start));
             pool.write(&self.order, first, start..end);
-            // From here on every step has as many more, in the same rows, as long as steps are whole.
-            let (again, each) = rows.again(span, steps, range.end);
-            for turn in 1..=again {
-                let first = (rows.took + turn - pool.step) << 32 | row;
-                pool.write(&self.order, first, samples.start + turn * each..(samples.end + turn * each).min(range.end));
-            }
-            rows.skip(again, each);
+            // From here on the lane's samples go to the same rows of steps as far from each other, as long as steps are whole.
+            let again = rows.again(span, steps, range.end);
+            let first = (rows.took - pool.step) << 32 | row;
+            pool.write_again(&self.order, first, samples, &again);
+            let Again { turns, samples: each, steps: stride } = again;
+            last = rows.took + turns * stride;
+            rows.skip(turns * stride, turns * each);
         }
+        // The last of these steps may have reached beyond the pool.
+        let end_step = if rows.x > range.end { last } else { rows.step };
         pool.broken = span.break_of(lane).map_or(usize::MAX, |at| at.saturating_sub(range.start) as usize);
         pool.find_chunks(&self.order[(self.visit.start - range.start) as usize..], span.chunk as usize, &mut self.seen);
         let next_step = pool.step + (pool.chunks[0].0 >> 32);
-        self.lanes[lane as usize] = LaneState { span: span.number, end: range.end, next_step, pool: number };
+        self.lanes[lane as usize] = LaneState { span: span.number, end: range.end, next_step, end_step, pool: number };
+        self.due[lane as usize] = next_step.min(end_step);
     }
 
     /// Gives out the next chunk of the visited lane's pool, behind what the unit holds already.
@@ -293,6 +344,7 @@ impl Shuffled {
                 (lane.next_step, lane.pool) = (u64::MAX, CLOSED);
             }
         }
+        self.due[self.visiting as usize] = lane.next_step.min(lane.end_step);
         start..start + cells.len() as u64
     }
 
@@ -348,6 +400,17 @@ struct Rows {
     took: u64,
 }
 
+/// So many turns, each of samples and steps so much further on than those before.
+struct Again {
+    turns: u64,
+    samples: u64,
+    steps: u64,
+}
+
+impl Again {
+    const NEVER: Self = Self { turns: 0, samples: 1, steps: 1 };
+}
+
 impl Rows {
     /// Begins at the first sample that lane `lane` has in `step`, which is the one that holds its sample `x`.
     fn new(span: &Span, steps: &Steps, lane: u64, x: u64, step: u64) -> Self {
@@ -379,22 +442,26 @@ impl Rows {
         (samples, start.saturating_sub(part.start))
     }
 
-    /// After [`next`](Self::next): how many steps follow that give the same rows, each of samples further on by the second
-    /// number; only those that begin before sample `end`.
-    fn again(&self, span: &Span, steps: &Steps, end: u64) -> (u64, u64) {
-        let each = steps.batch / span.lanes;
-        if !steps.batch.is_multiple_of(span.lanes) || steps.place(self.took) < span.start {
-            return (0, each);
+    /// What follows after [`next`](Self::next) in the same rows, as far as it begins before sample `end`.
+    fn again(&self, span: &Span, steps: &Steps, end: u64) -> Again {
+        let (batch, lanes) = (steps.batch, span.lanes);
+        let (samples, stride) = match (batch.is_multiple_of(lanes), lanes.is_multiple_of(batch)) {
+            (true, _) => (batch / lanes, 1),
+            (false, true) => (1, lanes / batch),
+            (false, false) => return Again::NEVER,
+        };
+        if steps.place(self.took) < span.start {
+            return Again::NEVER;
         }
         let whole = steps.whole_until(span.start + span.size);
-        let steps = whole.saturating_sub(self.took + 1);
-        (steps.min(end.saturating_sub(self.x).div_ceil(each)), each)
+        let turns = (whole.saturating_sub(self.took + 1) / stride).min(end.saturating_sub(self.x).div_ceil(samples));
+        Again { turns, samples, steps: stride }
     }
 
-    /// Passes so many steps by, of so many samples each.
-    fn skip(&mut self, steps: u64, each: u64) {
+    /// Passes so many steps by, and so many samples.
+    fn skip(&mut self, steps: u64, samples: u64) {
         self.step += steps;
-        self.x += steps * each;
+        self.x += samples;
     }
 
     /// Goes on to sample `x`, the lane's first at or after the end `to` of the step.

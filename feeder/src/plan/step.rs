@@ -231,6 +231,16 @@ impl Slice {
         self.to.next(lane) - self.from.next(lane)
     }
 
+    /// One past the last of the lanes from `lane` on that all have places.
+    pub(super) fn neighbours_end(&self, lane: u64) -> u64 {
+        match self.to.x - self.from.x {
+            0 => self.to.lane,
+            // Round the last lane, with a gap between, in which there are none.
+            1 if lane < self.from.lane && self.to.lane < self.from.lane => self.to.lane.max(lane),
+            _ => self.lanes,
+        }
+    }
+
     /// The lane that holds `position` of the slice's order.
     pub(super) fn lane_at(&self, position: u64) -> u64 {
         if position == 0 && self.count(0) > 0 {
