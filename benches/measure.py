@@ -276,15 +276,20 @@ def latency(job: Job, least: int) -> dict[str, Any]:
     }
 
 
-def paced(job: Job, least: int, pace_ns: int) -> dict[str, Any]:
-    """What next() takes when a batch is wanted every `pace_ns`; between, the consumer looks at the clock."""
+def paced(job: Job, least: int, seconds: float, part: float) -> dict[str, Any]:
+    """What next() takes when batches are wanted at `part` of the rate; between, the consumer looks at the clock. The rate is what
+    whole epochs reached at full speed just before, for as many seconds."""
     clock = time.perf_counter_ns
     opened = job.forebay()
-    # An epoch at full speed: the slab grows while a reader begins, and what is asked is how a training goes on.
-    for _ in opened.epoch(0):
-        pass
+    # In the first epoch the slab grows while a reader begins; what is asked is how a training goes on.
+    _steps(opened, 0)
+    steps, epoch, began = 0, 1, clock()
+    while clock() - began < seconds * 1e9:
+        steps += _steps(opened, epoch)
+        epoch += 1
+    pace_ns = round((clock() - began) / steps / part)
     gc.collect()
-    nexts, epoch, began = list[int](), 1, clock()
+    nexts, began = list[int](), clock()
     while len(nexts) < least + WARM_UP_STEPS:
         batches, due = opened.epoch(epoch), clock()
         epoch += 1
@@ -359,7 +364,7 @@ def measure(what: str, job: Job, asked: dict[str, Any]) -> dict[str, Any]:
         case "latency":
             return latency(job, asked["least"])
         case "paced":
-            return paced(job, asked["least"], asked["pace_ns"])
+            return paced(job, asked["least"], asked["seconds"], asked["part"])
         case "allocations":
             return allocations(job, asked["least"])
         case "write":

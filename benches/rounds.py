@@ -34,7 +34,7 @@ PACED_OF = ("forebay_sequential_1", "forebay_shuffled_1")
 LATENCY_CALLS = 1000
 PACED_CALLS = 5000
 PACED_PART = 0.9
-"""A paced consumer takes that part of what was reached in the same round."""
+"""A paced consumer takes that part of what it reaches at full speed just before."""
 IMPORTS = 15
 """Fresh interpreters of each kind whose start is timed."""
 LEAST_EPOCHS = 3
@@ -143,11 +143,8 @@ class Bench:
                 for far in (False, True):
                     self.put("first", **of, **self.child("first", loop, far=far))
             if loop.name in PACED_OF:
-                run = next(
-                    row for row in reversed(self.rows) if row["kind"] == "run" and row["contestant"] == loop.name
-                )
-                pace_ns = round(sum(run["epoch_s"]) / run["steps"] / PACED_PART * 1e9)
-                self.put("paced", **of, **self.child("paced", loop, least=PACED_CALLS, pace_ns=pace_ns))
+                seconds, part = self.options.seconds, PACED_PART
+                self.put("paced", **of, **self.child("paced", loop, least=PACED_CALLS, seconds=seconds, part=part))
 
     def quietest(self, contestant: Limit | Loop) -> dict[str, Any]:
         """One run, again if others were busy meanwhile; of all the one that was disturbed least, whatever its rate."""

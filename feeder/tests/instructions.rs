@@ -32,7 +32,13 @@ const ROUNDS: &str = "FOREBAY_ROUNDS";
 /// Set to record figures instead of comparing them.
 const RECORD: &str = "FOREBAY_RECORD";
 /// Each piece of work with its smaller and larger number of rounds.
-const WORKS: &[(&str, u64, u64)] = &[("plan_step", 40, 240), ("slot_round", 500, 5500), ("batch_assembly", 40, 240)];
+const WORKS: &[(&str, u64, u64)] = &[
+    ("plan_step", 40, 240),
+    // Pools of 32 samples last for 512 steps.
+    ("plan_step_of_many_lanes", 512, 1536),
+    ("slot_round", 500, 5500),
+    ("batch_assembly", 40, 240),
+];
 
 type Figures = BTreeMap<String, BTreeMap<String, u64>>;
 
@@ -40,20 +46,32 @@ fn rounds() -> u64 {
     std::env::var(ROUNDS).ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(1)
 }
 
-/// One step of a shuffled plan: its units with all their rows.
-#[test]
-#[ignore = "run by the guard"]
-fn plan_step() {
-    let key = PlanKey { version: PLAN_VERSION, shuffle: true, seed: 3, lanes: 64, chunk: 64, pool: 4 };
+/// The steps of a shuffled plan: their units with all their rows.
+fn plan_steps(lanes: u32, chunk: u32, batch: u32) {
+    let key = PlanKey { version: PLAN_VERSION, shuffle: true, seed: 3, lanes, chunk, pool: 4 };
     let line = Line::new(&key, [10_000_000].into(), 1).unwrap();
-    let share = Share { rank: 0, world: 1, batch: 256, tail: Tail::Short, drop_last: false };
+    let share = Share { rank: 0, world: 1, batch, tail: Tail::Short, drop_last: false };
     let mut schedule = Schedule::new(line, share, 1_000_000, 256).unwrap();
-    let (mut unit, mut rows) = (Unit::default(), 0);
-    while unit.first_step < rounds() {
+    let (mut unit, mut rows, steps) = (Unit::default(), 0, rounds());
+    while unit.first_step < steps {
         assert!(schedule.next_into(&mut unit));
         rows += unit.runs.len();
     }
     assert!(rows > 0);
+}
+
+/// One step.
+#[test]
+#[ignore = "run by the guard"]
+fn plan_step() {
+    plan_steps(64, 64, 256);
+}
+
+/// One step that has places of a sixteenth of the lanes.
+#[test]
+#[ignore = "run by the guard"]
+fn plan_step_of_many_lanes() {
+    plan_steps(1024, 8, 64);
 }
 
 /// A slot is taken free, published, taken, leased and given back.

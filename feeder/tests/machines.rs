@@ -180,13 +180,22 @@ fn buffers_of_direct_reads_count_with_a_named_limit() {
     assert_eq!(slots(DirectReads::Off, Some(12 << 20)), (whole, vec![]));
 }
 
-/// A reader that tells of ways of reading: one more each time that it hands out reads, then the last ones again. And how many
-/// reads it had whenever it was told what is to stay in the page cache.
+/// A reader that tells of ways of reading: one more each time that it hands out reads, then the last ones again. And whenever it
+/// is told what is to stay in the page cache, how many reads it has, and has had at most since it was told last.
 struct Telling {
     inner: ScriptedReader,
     ways: Vec<&'static str>,
     times: usize,
-    kept: Arc<Mutex<Vec<(Keep, bool, usize)>>>,
+    most: usize,
+    told: Arc<Mutex<Vec<Told>>>,
+}
+
+/// What a reader was told, with the reads that it had.
+struct Told {
+    keep: Keep,
+    again: bool,
+    reads: usize,
+    most: usize,
 }
 
 impl BlockReader for Telling {
@@ -204,6 +213,7 @@ impl BlockReader for Telling {
 
     fn submit(&mut self, read: Read) {
         self.inner.submit(read);
+        self.most = self.most.max(self.in_flight());
     }
 
     fn wait(&mut self, at_least: usize, done: &mut Vec<Done>) -> Result<(), RingError> {
@@ -222,7 +232,8 @@ impl BlockReader for Telling {
     }
 
     fn keep_in_cache(&mut self, keep: Keep, again: bool) {
-        self.kept.lock().unwrap().push((keep, again, self.in_flight()));
+        let (reads, most) = (self.in_flight(), std::mem::take(&mut self.most));
+        self.told.lock().unwrap().push(Told { keep, again, reads, most });
     }
 
     fn take_notice(&mut self) -> Option<Notice> {
@@ -237,7 +248,7 @@ fn each_change_of_the_way_to_read_is_told_once() {
     let dataset = Arc::new(Dataset::all_of(folder.path(), &name()).unwrap());
     let told = assemble(&dataset, &settings(), 20, |regions| {
         let inner = ScriptedReader::new(1, regions, Script::default());
-        Box::new(Telling { inner, ways: Vec::new(), times: 0, kept: Arc::default() })
+        Box::new(Telling { inner, ways: Vec::new(), times: 0, most: 0, told: Arc::default() })
     });
     assert_eq!(told.unwrap(), ["direct times=1", "refused times=1", "unknown times=3"]);
 }
@@ -246,16 +257,19 @@ fn each_change_of_the_way_to_read_is_told_once() {
 fn an_epoch_is_read_to_its_end_before_the_next_one_fills_the_cache() {
     let folder = corpus();
     let dataset = Arc::new(Dataset::all_of(folder.path(), &name()).unwrap());
-    let (settings, kept) = (Settings { shuffle: true, depth: 8, ..plain() }, Arc::new(Mutex::new(Vec::new())));
+    let (settings, told) = (Settings { shuffle: true, depth: 8, ..plain() }, Arc::new(Mutex::new(Vec::new())));
     let steps = dataset.line().total() / settings.global_batch as u64;
     assemble(&dataset, &settings, 2 * steps + 1, |regions| {
         // One read lands at a time: others are on their way whenever there is room for a unit.
         let inner = ScriptedReader::new(1, regions, Script::default());
-        Box::new(Telling { inner, ways: Vec::new(), times: 0, kept: kept.clone() })
+        Box::new(Telling { inner, ways: Vec::new(), times: 0, most: 0, told: told.clone() })
     })
     .unwrap();
-    let kept = kept.lock().unwrap();
-    assert_eq!(kept[..3], [(Keep::Around, false, 0), (Keep::Around, true, 0), (Keep::Around, true, 0)]);
+    let told = told.lock().unwrap();
+    for (epoch, &Told { keep, again, reads, most }) in told[..3].iter().enumerate() {
+        assert_eq!((keep, again, reads), (Keep::Around, epoch > 0, 0), "epoch={epoch}");
+        assert_eq!(most > 1, epoch > 0, "epoch={epoch} most={most}");
+    }
 }
 
 #[test]

@@ -50,7 +50,7 @@ pub(super) fn fill(
     let mut held: Option<Piece> = None;
     for apart in list {
         for span in &spans[apart.spans.clone()] {
-            let samples = span.index..span.index + u64::from(span.count);
+            let samples = span.index..span.end();
             match fill_span(apart, span, slot_of(span), (layout, slab), &mut held, bad) {
                 Ok(()) => {}
                 // The header of the block: see where rows are checked that had room.

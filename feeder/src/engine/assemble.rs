@@ -185,7 +185,7 @@ impl Assembler {
         // Where the block of the run before lies, in the same chunk.
         let (mut cut, mut known, mut at, mut reached) = (0, 0..0, 0, 0);
         while at < job.taken.unit.runs.len() {
-            let Unit { runs, cuts, .. } = &mut job.taken.unit;
+            let Unit { runs, cuts, .. } = &job.taken.unit;
             if cuts.get(cut) == Some(&at) {
                 let first = runs[at].index;
                 self.make_reads(job, number, out);
@@ -213,7 +213,10 @@ impl Assembler {
                         Located::Lost { end, error } => {
                             known = 0..0;
                             self.make_reads(job, number, out);
-                            job.lost.push((job.taken.unit.cut_run(at, end), error.report()));
+                            if job.taken.unit.runs[at].end() > end {
+                                self.blocks.cut(&mut job.taken.unit, at);
+                            }
+                            job.lost.push((job.taken.unit.runs[at], error.report()));
                             at += 1;
                             continue;
                         }
@@ -226,11 +229,14 @@ impl Assembler {
                 self.block = Some(block);
             }
             known = self.block.as_ref().map_or(0..index, |block| block.first..block.end);
-            let span = job.taken.unit.cut_run(at, known.end);
-            if let Some(last) = self.group.last_mut() {
-                last.add(&span);
+            if job.taken.unit.runs[at].end() > known.end {
+                self.blocks.cut(&mut job.taken.unit, at);
             }
-            (at, reached) = (at + 1, reached.max(span.index + u64::from(span.count)));
+            let run = job.taken.unit.runs[at];
+            if let Some(last) = self.group.last_mut() {
+                last.add(&run);
+            }
+            (at, reached) = (at + 1, reached.max(run.end()));
         }
         self.make_reads(job, number, out);
         if out.len() == first_read {
@@ -387,7 +393,7 @@ impl Assembler {
             apart::fill(apart, &taken.unit.runs, &slot_of, (&self.layout, &self.slab), bad, failed);
         }
         for (span, why) in job.lost.drain(..) {
-            bad_rows(&span, span.index..span.index + u64::from(span.count), &why, bad);
+            bad_rows(&span, span.index..span.end(), &why, bad);
         }
     }
 
@@ -447,7 +453,7 @@ impl Assembler {
     pub(super) fn fail_steps(job: &mut Job, feed: &Feed) {
         for (samples, failure) in job.failed.drain(..) {
             for span in &job.taken.unit.runs {
-                if span.index < samples.end && samples.start < span.index + u64::from(span.count) {
+                if span.index < samples.end && samples.start < span.end() {
                     feed.fail(seq_of(&job.taken, span), &failure);
                 }
             }

@@ -23,6 +23,6 @@ pub(super) fn mismatch(block: &BlockSpan, column: &str, at: u64, bytes: usize) -
 
 /// Adds those of a span's samples that are among `samples`.
 pub(super) fn bad_rows(span: &Run, samples: Range<u64>, why: &str, bad: &mut Vec<BadSample>) {
-    let (from, to) = (span.index.max(samples.start), (span.index + u64::from(span.count)).min(samples.end));
+    let (from, to) = (span.index.max(samples.start), span.end().min(samples.end));
     bad.extend((from..to).map(|index| BadSample { index, span: *span, error: Error::corrupt(why) }));
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::Dataset;
 use crate::error::{Error, Result};
 use crate::log::{BlockRef, Found, SegmentView, columns_at};
-use crate::plan::Run;
+use crate::plan::{Run, Unit};
 use crate::reader::ReadFile;
 use crate::schema::Schema;
 use crate::versions::Upgrade;
@@ -58,7 +58,7 @@ impl Grouped {
 
     /// Takes in `span`, the next one.
     pub(super) fn add(&mut self, span: &Run) {
-        self.add_all(1, span.index + u64::from(span.count), span.count as usize);
+        self.add_all(1, span.end(), span.count as usize);
     }
 
     /// Takes in the next `spans`, which end before sample `end` and have `rows` rows.
@@ -73,7 +73,7 @@ impl Grouped {
 pub(super) fn within(runs: &[Run], samples: &Range<u64>) -> (usize, u64, usize) {
     let (mut end, mut rows) = (0, 0);
     for (at, run) in runs.iter().enumerate() {
-        let run_end = run.index + u64::from(run.count);
+        let run_end = run.end();
         // A row that repeats a sample may begin before its neighbour, and before their block.
         if run_end > samples.end || run.index < samples.start {
             return (at, end, rows);
@@ -126,11 +126,13 @@ pub(super) struct Blocks {
     dataset: Arc<Dataset>,
     /// Segments used before, by a number made of where their views lie.
     kept: [Option<Kept>; FILES_KEPT],
+    /// The runs of a unit before they are cut.
+    whole: Vec<Run>,
 }
 
 impl Blocks {
     pub(super) fn new(dataset: Arc<Dataset>) -> Self {
-        Self { dataset, kept: Default::default() }
+        Self { dataset, kept: Default::default(), whole: Vec::new() }
     }
 
     /// Where the sample of this index is, and those that follow it there.
@@ -146,6 +148,37 @@ impl Blocks {
         Ok(Located::Block(BlockSpan { segment, file, block, first: index, end, first_row, upgrade }))
     }
 
+    /// Cuts the runs from number `at` on at the borders of blocks and of what is lost, all of them: there may be very many. Those
+    /// from where a block cannot be told on stay whole; who looks for it is told why.
+    pub(super) fn cut(&mut self, unit: &mut Unit, at: usize) {
+        let Unit { runs, cuts, .. } = unit;
+        let mut whole = std::mem::take(&mut self.whole);
+        whole.clear();
+        whole.extend(runs.drain(at..));
+        let mut cuts = cuts.iter_mut().skip_while(|cut| **cut <= at).peekable();
+        let mut known = 0..0;
+        for (number, run) in whole.iter().enumerate() {
+            if let Some(cut) = cuts.next_if(|cut| **cut == at + number) {
+                *cut = runs.len();
+            }
+            let mut rest = *run;
+            while rest.count > 0 {
+                if !known.contains(&rest.index) {
+                    known = match self.locate(rest.index) {
+                        Ok(Located::Block(block)) => block.first..block.end,
+                        Ok(Located::Lost { end, .. }) => rest.index..end,
+                        Err(_) => rest.index..u64::MAX,
+                    };
+                }
+                let count = u64::from(rest.count).min(known.end - rest.index) as u32;
+                runs.push(Run { count, ..rest });
+                (rest.index, rest.row, rest.count) =
+                    (rest.index + u64::from(count), rest.row + count, rest.count - count);
+            }
+        }
+        self.whole = whole;
+    }
+
     /// What reading a segment needs; of those used last without a lock.
     fn kept(&mut self, partition: u32, segment: &Arc<SegmentView>) -> Result<&Kept> {
         let place = &mut self.kept[(Arc::as_ptr(segment).addr() / size_of::<SegmentView>()) % FILES_KEPT];
@@ -155,5 +188,48 @@ impl Blocks {
             return Ok(place.insert(Kept { segment: segment.clone(), file, upgrade }));
         }
         Ok(place.as_mut().expect("just looked at"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::{Root, TopicOptions, WriterOptions};
+    use crate::rows::Rows;
+
+    #[test]
+    fn runs_are_cut_where_blocks_end_and_chunks_begin_where_they_did() {
+        let folder = tempfile::tempdir().unwrap();
+        let name = "numbers".parse().unwrap();
+        let schema = Schema::parse("id:int64").unwrap();
+        let topic =
+            Root::create(folder.path()).unwrap().create_topic(&name, &schema, &TopicOptions::default()).unwrap();
+        // Blocks of five.
+        for _ in 0..5 {
+            let writer = topic.writer(0, WriterOptions::default()).unwrap();
+            let ids = arrow_buffer::Buffer::from_vec(vec![0i64; 5]);
+            writer.append(&Rows::new(topic.schema().clone(), 5, vec![ids]).unwrap()).unwrap();
+            writer.seal().unwrap();
+            writer.close().unwrap();
+        }
+        let mut blocks = Blocks::new(Arc::new(Dataset::all_of(folder.path(), &name).unwrap()));
+        let runs = |runs: &[(u64, u32, u64, u32)]| -> Vec<Run> {
+            runs.iter().map(|&(index, count, step, row)| Run { index, count, step, row }).collect()
+        };
+        let whole = [(0, 3, 0, 0), (3, 4, 1, 0), (8, 2, 2, 7), (6, 1, 2, 9), (9, 12, 3, 1), (21, 9, 4, 0)];
+        let mut unit = Unit { runs: runs(&whole), cuts: vec![1, 2, 4, 5], ..Unit::default() };
+        blocks.cut(&mut unit, 1);
+        let cut = [
+            [(0, 3, 0, 0), (3, 2, 1, 0), (5, 2, 1, 2)].as_slice(),
+            &[(8, 2, 2, 7), (6, 1, 2, 9)],
+            &[(9, 1, 3, 1), (10, 5, 3, 2), (15, 5, 3, 7), (20, 1, 3, 12)],
+            // Nothing is behind sample 24, so that who looks for it fails.
+            &[(21, 4, 4, 0), (25, 5, 4, 4)],
+        ];
+        assert_eq!(unit.runs, runs(&cut.concat()));
+        assert_eq!(unit.cuts, [1, 3, 5, 9]);
+        let before = unit.clone();
+        blocks.cut(&mut unit, 0);
+        assert_eq!(unit, before);
     }
 }

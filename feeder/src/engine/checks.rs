@@ -102,7 +102,7 @@ impl Checker {
             let rows = start / row_bytes..(start + length).div_ceil(row_bytes);
             let column = block.block.body + column_at(schema, block.block.rows, check.stored_at);
             for span in spans {
-                for index in span.index..span.index + u64::from(span.count) {
+                for index in span.index..span.end() {
                     if check.samples.contains(&index) && rows.contains(&block.row_of(index)) {
                         let name = &schema.columns()[check.stored_at].name;
                         let error = mismatch(block, name, column + start, self.piece.len());

@@ -276,14 +276,15 @@ impl<'a> Pump<'a> {
         Ok(Take::Unit)
     }
 
-    /// The units to come are of `epoch`.
+    /// The units to come are of `epoch`: returns once what this thread still reads of the one before has landed, where it is to
+    /// fill the page cache.
     fn begin(&mut self, epoch: u64) -> Result<()> {
         if self.epoch.replace(epoch) == Some(epoch) {
             return Ok(());
         }
         let Shared { data_bytes, here_bytes, available_bytes, .. } = *self.shared;
         let keep = keep(data_bytes, here_bytes, self.shared.dataset.stored_bytes(), available_bytes);
-        // Filling the cache holds up this thread, and would what the last epoch still needs.
+        // Filling the cache blocks this thread, and with it the reads that it still has of the epoch before.
         while keep == Keep::Around && self.reader.in_flight() > 0 {
             self.drain()?;
         }

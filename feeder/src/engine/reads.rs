@@ -47,7 +47,7 @@ impl Reads<'_> {
         let (mut end, mut limit, mut room, mut samples_end) = (0, 0, 0, 0);
         for span in spans {
             let (offset, part) = place(span);
-            let (next, samples) = (offset + u64::from(part.bytes), span.index..span.index + u64::from(span.count));
+            let (next, samples) = (offset + u64::from(part.bytes), span.index..span.end());
             if offset == end
                 && next <= limit
                 && room > 0

@@ -49,7 +49,7 @@ impl Scatters {
         let (known, scatter) = &mut self.widths[bytes.ilog2() as usize];
         if *known != copy.spans {
             let (first, last) = (spans.first()?, spans.last()?);
-            if last.index + u64::from(last.count) - first.index > RUN_ROWS_MAX * spans.len() as u64 {
+            if last.end() - first.index > RUN_ROWS_MAX * spans.len() as u64 {
                 return None;
             }
             scatter.reset(bytes);

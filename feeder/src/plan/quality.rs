@@ -56,7 +56,7 @@ fn steps_from(line: &Line, share: Share, n: u64, count: u64) -> Result<Vec<Vec<u
     let mut unit = Unit::default();
     while schedule.next_into(&mut unit) && unit.first_step < count {
         for run in unit.runs.iter().filter(|run| run.step < count) {
-            steps[run.step as usize].extend(run.index..run.index + u64::from(run.count));
+            steps[run.step as usize].extend(run.index..run.end());
         }
     }
     Ok(steps)

@@ -32,6 +32,13 @@ pub struct Run {
     pub row: u32,
 }
 
+impl Run {
+    /// One past the last sample.
+    pub fn end(&self) -> u64 {
+        self.index + u64::from(self.count)
+    }
+}
+
 /// Samples to be read together: of one chunk or piece consecutive ones. Made empty by `default` and filled by
 /// [`Schedule::next_into`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -56,20 +63,6 @@ impl Unit {
     pub(super) fn clear(&mut self) {
         self.runs.clear();
         self.cuts.clear();
-    }
-
-    /// Cuts the run `at` at sample `end`, if it reaches beyond; gives its first part, which stays number `at`.
-    pub fn cut_run(&mut self, at: usize, end: u64) -> Run {
-        let run = &mut self.runs[at];
-        let whole = *run;
-        run.count = u64::from(run.count).min(end - run.index) as u32;
-        let first = *run;
-        if first.count < whole.count {
-            let (index, row) = (whole.index + u64::from(first.count), whole.row + first.count);
-            self.runs.insert(at + 1, Run { index, row, count: whole.count - first.count, ..whole });
-            self.cuts.iter_mut().filter(|cut| **cut > at).for_each(|cut| *cut += 1);
-        }
-        first
     }
 
     /// Where the runs of the last chunk begin.

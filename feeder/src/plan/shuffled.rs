@@ -1,11 +1,11 @@
 //! Units of a shuffled line.
 //!
-//! Steps are walked in turn, and in each step those of the lanes with this rank's places that are due: a chunk of theirs is first
-//! needed there, or their pool ends. A lane has at most one pool open: when a step reaches past it the next one is opened, that
-//! is, permuted once, and every row that this rank has in it is written down by chunk ([`Pool::cells`]). A chunk is given out with all its rows at the first step that needs it, or
-//! [beside](Shuffled::next_beside) another of its pool; a pool whose chunks are all given out gives its memory back. So at
-//! a time only pools with chunks still to come are held, and starting anywhere opens one pool a lane, whole, of which only
-//! rows at or after the cursor are kept.
+//! Steps are walked in turn. In each, of the lanes with places of this rank only those are visited that are due: one of their
+//! chunks is first needed there, or their pool ends. A lane has at most one pool open: when a step reaches past it the next one
+//! is opened, that is, permuted once, and every row that this rank has in it is written down by chunk ([`Pool::cells`]). A
+//! chunk is given out with all its rows at the first step that needs it, or [beside](Shuffled::next_beside) another of its
+//! pool; a pool whose chunks are all given out gives its memory back. So at a time only pools with chunks still to come are
+//! held, and starting anywhere opens one pool a lane, whole, of which only rows at or after the cursor are kept.
 
 use std::ops::Range;
 
@@ -24,8 +24,8 @@ const CLOSED: usize = usize::MAX;
 pub(super) struct Shuffled {
     /// Per lane, see there.
     lanes: Vec<LaneState>,
-    /// Per lane of the span walked on, the first step in which it must be looked at. Apart from the rest, so that the many lanes
-    /// that are not due are passed by quickly.
+    /// Per lane of the span walked on, the first step in which it must be visited, or an earlier one. Apart from the rest, so
+    /// that the many lanes that are not due are passed by quickly.
     due: Vec<u64>,
     pools: Vec<Pool>,
     /// Pools that are not open.
@@ -95,21 +95,21 @@ impl Pool {
         }
     }
 
-    /// The same for what follows after `x` and `first`.
+    /// Writes down the turns that follow the samples `x`, which go to the cells' values from `first` on.
     fn write_again(&mut self, order: &[u32], first: u64, x: Range<u64>, again: &Again) {
-        let &Again { turns, samples, steps } = again;
+        let &Again { turns, samples, stride } = again;
         let Range { start, end } = self.range;
         if x.end - x.start == 1 {
-            // Of many lanes a step has one sample each, if any.
+            // One row a turn, as where lanes are many.
             let later = order.iter().skip((x.start - start) as usize).step_by(samples as usize).skip(1);
             for (turn, &dealt) in (1..=turns).zip(later) {
-                self.cells[dealt as usize] = first + ((turn * steps) << 32);
+                self.cells[dealt as usize] = first + ((turn * stride) << 32);
             }
             return;
         }
         for turn in 1..=turns {
             let x = x.start + turn * samples..(x.end + turn * samples).min(end);
-            self.write(order, first + ((turn * steps) << 32), x);
+            self.write(order, first + ((turn * stride) << 32), x);
         }
     }
 
@@ -239,19 +239,15 @@ impl Shuffled {
             self.at += taken;
             self.lane_at += count;
             self.lane += 1;
-            let state = &self.lanes[lane as usize];
-            let number = self.span.as_ref().map_or(usize::MAX, |span| span.number);
-            if state.span != number || x + taken > state.end || state.next_step == self.step {
-                (self.visiting, self.visit) = (lane, x..x + taken);
-                return true;
-            }
+            (self.visiting, self.visit) = (lane, x..x + taken);
+            return true;
         }
     }
 
     /// Goes on to the next lane that is due, or past the last one of those that have places side by side.
     fn pass_lanes(&mut self) {
         let end = self.slice.neighbours_end(self.lane).min(self.lane_end);
-        let due = self.due.get(self.lane as usize..end as usize).unwrap_or_default();
+        let due = &self.due[self.lane as usize..end as usize];
         let passed = due.iter().position(|&due| due <= self.step).unwrap_or(due.len());
         if passed > 0 {
             self.lane += passed as u64;
@@ -271,7 +267,8 @@ impl Shuffled {
         let place = self.places.start + self.at;
         if self.span.as_ref().is_none_or(|span| place >= span.start + span.size) {
             let span = self.span.insert(line.span(line.span_of(place)));
-            self.due[..span.lanes as usize].fill(0);
+            // No further lane has samples there.
+            self.due[..span.lanes.min(span.size) as usize].fill(0);
         }
         let span = self.span.as_ref().expect("just entered");
         let range = span.start..span.start + span.size;
@@ -309,13 +306,12 @@ impl Shuffled {
             let end = samples.end.min(range.end);
             let first = (rows.took - pool.step) << 32 | (row + start.saturating_sub(samples.start));
             pool.write(&self.order, first, start..end);
-            // From here on the lane's samples go to the same rows of steps as far from each other, as long as steps are whole.
+            // From here on the lane's samples go to the same rows of steps that are equally far apart, while steps are whole.
             let again = rows.again(span, steps, range.end);
             let first = (rows.took - pool.step) << 32 | row;
             pool.write_again(&self.order, first, samples, &again);
-            let Again { turns, samples: each, steps: stride } = again;
-            last = rows.took + turns * stride;
-            rows.skip(turns * stride, turns * each);
+            last = rows.took + again.turns * again.stride;
+            rows.skip(&again);
         }
         // The last of these steps may have reached beyond the pool.
         let end_step = if rows.x > range.end { last } else { rows.step };
@@ -400,15 +396,15 @@ struct Rows {
     took: u64,
 }
 
-/// So many turns, each of samples and steps so much further on than those before.
+/// How often the same rows come again, and how much further on samples and steps are each time.
 struct Again {
     turns: u64,
     samples: u64,
-    steps: u64,
+    stride: u64,
 }
 
 impl Again {
-    const NEVER: Self = Self { turns: 0, samples: 1, steps: 1 };
+    const NEVER: Self = Self { turns: 0, samples: 1, stride: 1 };
 }
 
 impl Rows {
@@ -455,13 +451,13 @@ impl Rows {
         }
         let whole = steps.whole_until(span.start + span.size);
         let turns = (whole.saturating_sub(self.took + 1) / stride).min(end.saturating_sub(self.x).div_ceil(samples));
-        Again { turns, samples, steps: stride }
+        Again { turns, samples, stride }
     }
 
-    /// Passes so many steps by, and so many samples.
-    fn skip(&mut self, steps: u64, samples: u64) {
-        self.step += steps;
-        self.x += samples;
+    /// Passes these turns by.
+    fn skip(&mut self, again: &Again) {
+        self.step += again.turns * again.stride;
+        self.x += again.turns * again.samples;
     }
 
     /// Goes on to sample `x`, the lane's first at or after the end `to` of the step.

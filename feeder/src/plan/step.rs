@@ -235,7 +235,7 @@ impl Slice {
     pub(super) fn neighbours_end(&self, lane: u64) -> u64 {
         match self.to.x - self.from.x {
             0 => self.to.lane,
-            // Round the last lane, with a gap between, in which there are none.
+            // The slice goes round the last lane: lanes from `to` up to `from` have none.
             1 if lane < self.from.lane && self.to.lane < self.from.lane => self.to.lane.max(lane),
             _ => self.lanes,
         }

@@ -195,7 +195,7 @@ fn drop_last_leaves_out_other_samples_each_epoch() {
         let mut schedule = Schedule::new(line, share, 0, 1).unwrap();
         dropped.iter_mut().for_each(|dropped| *dropped += 1);
         for run in all_units(&mut schedule).iter().flat_map(|unit| &unit.runs) {
-            (run.index..run.index + u64::from(run.count)).for_each(|index| dropped[index as usize] -= 1);
+            (run.index..run.end()).for_each(|index| dropped[index as usize] -= 1);
         }
     }
     assert_eq!(dropped.iter().sum::<i32>(), 60 * 255);

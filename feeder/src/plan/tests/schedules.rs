@@ -66,7 +66,7 @@ fn check_unit(unit: &Unit, schedule: &Schedule, got: &mut BTreeMap<(u64, u32), u
     let (mut from, mut to) = (u64::MAX, 0);
     for run in &unit.runs {
         (first, last) = (first.min(run.step), last.max(run.step));
-        (from, to) = (from.min(run.index), to.max(run.index + u64::from(run.count)));
+        (from, to) = (from.min(run.index), to.max(run.end()));
         assert!(run.count > 0);
         for i in 0..run.count {
             let before = got.insert((run.step, run.row + i), run.index + u64::from(i));
@@ -77,7 +77,7 @@ fn check_unit(unit: &Unit, schedule: &Schedule, got: &mut BTreeMap<(u64, u32), u
     assert_eq!((unit.from, unit.from + u64::from(unit.count)), (from, to), "exactly what is needed");
     for pair in unit.runs.windows(2) {
         assert!(pair[0].index <= pair[1].index, "by index");
-        let next = (pair[0].index + u64::from(pair[0].count), pair[0].step, pair[0].row + pair[0].count);
+        let next = (pair[0].end(), pair[0].step, pair[0].row + pair[0].count);
         assert_ne!((pair[1].index, pair[1].step, pair[1].row), next, "neighbours are merged");
     }
     assert!(last - first < schedule.span_steps());
