@@ -277,8 +277,10 @@ def latency(job: Job, least: int) -> dict[str, Any]:
 
 
 def paced(job: Job, least: int, seconds: float, part: float) -> dict[str, Any]:
-    """What next() takes when batches are wanted at `part` of the rate; between, the consumer looks at the clock. The rate is what
-    whole epochs reached at full speed just before, for as many seconds."""
+    """What next() takes when batches are wanted at `part` of the rate that the same loader reached just before.
+
+    That is what whole epochs took at full speed, of so many seconds. Between batches the consumer looks at the clock.
+    """
     clock = time.perf_counter_ns
     opened = job.forebay()
     # In the first epoch the slab grows while a reader begins; what is asked is how a training goes on.
