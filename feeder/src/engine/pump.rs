@@ -3,6 +3,7 @@
 //! Threads share the feed and nothing else. A thread ends when the loader closes; it never holds a slot then that the
 //! kernel may still write to, as it first takes back every read.
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -153,6 +154,7 @@ pub(super) struct Pump<'a> {
     done: Vec<Done>,
     /// Jobs whose units are to be given back.
     finished: Vec<usize>,
+    stand_in: StandIn,
     /// What this thread has counted since it last told the others.
     tally: Tally,
     /// The reader's counts as told so far.
@@ -198,6 +200,7 @@ impl<'a> Pump<'a> {
             reads: vec![],
             done: vec![],
             finished: vec![],
+            stand_in: StandIn::default(),
             tally: Tally::default(),
             told: ReaderStats::default(),
             orders: 0,
@@ -263,7 +266,7 @@ impl<'a> Pump<'a> {
                         Assembler::give_up(job, &error, &shared.feed);
                     }
                     // Nothing of it is on disk any more.
-                    Ok(()) => finish(shared, &mut self.assembler, job),
+                    Ok(()) => finish(shared, &mut self.assembler, job, &mut self.stand_in),
                 }
                 if shared.feed.done(std::iter::once(&job.taken)) {
                     shared.waiter.wake();
@@ -316,7 +319,7 @@ impl<'a> Pump<'a> {
                 for BlockSpan { file, block, .. } in checked.chain(job.apart.iter().map(|apart| &apart.block)) {
                     self.reader.prepare(file, block.header, block.body - block.header);
                 }
-                finish(self.shared, &mut self.assembler, job);
+                finish(self.shared, &mut self.assembler, job, &mut self.stand_in);
                 self.tally.copied_bytes += job.copied_bytes();
                 self.finished.push(number);
             }
@@ -333,13 +336,13 @@ impl<'a> Pump<'a> {
 }
 
 /// Checks and moves the rows of a unit whose reads are all back.
-fn finish(shared: &Shared, assembler: &mut Assembler, job: &mut Job) {
+fn finish(shared: &Shared, assembler: &mut Assembler, job: &mut Job, stand_in: &mut StandIn) {
     let mut bad = Vec::new();
     assembler.finish(job, &mut bad);
     bad.sort_by_key(|sample| sample.index);
     bad.dedup_by_key(|sample| sample.index);
     for sample in bad {
-        if let Err(error) = heal(shared, assembler, job, &sample) {
+        if let Err(error) = heal(shared, assembler, job, &sample, stand_in) {
             shared.feed.fail(seq_of(&job.taken, &sample.span), &Failure::of(&error));
         }
     }
@@ -347,7 +350,7 @@ fn finish(shared: &Shared, assembler: &mut Assembler, job: &mut Job) {
 }
 
 /// Does with a bad sample what the policy says.
-fn heal(shared: &Shared, assembler: &Assembler, job: &Job, sample: &BadSample) -> Result<()> {
+fn heal(shared: &Shared, assembler: &Assembler, job: &Job, sample: &BadSample, stand_in: &mut StandIn) -> Result<()> {
     let masked = match shared.settings.on_bad_record {
         OnBadRecord::Raise => return Err(Error::corrupt(sample.error.report())),
         OnBadRecord::Mask => {
@@ -355,8 +358,10 @@ fn heal(shared: &Shared, assembler: &Assembler, job: &Job, sample: &BadSample) -
             true
         }
         OnBadRecord::Substitute => {
-            let columns = substitute(shared, sample.index)?;
-            assembler.replace(job, sample, Some(&columns));
+            if !stand_in.of.contains(&sample.index) {
+                *stand_in = substitute(shared, sample.index)?;
+            }
+            assembler.replace(job, sample, Some(&stand_in.columns));
             false
         }
     };
@@ -366,16 +371,23 @@ fn heal(shared: &Shared, assembler: &Assembler, job: &Job, sample: &BadSample) -
     Ok(())
 }
 
-/// The columns of the first good sample after `index` in the topic's order, within [`SUBSTITUTE_REACH`] and around the end
-/// of the line: the same one whatever the ranks and batches are.
-fn substitute(shared: &Shared, index: u64) -> Result<Vec<Vec<u8>>> {
+/// The good sample found last, and the bad ones, from one on up to it, that it stands in for: they are often many together.
+#[derive(Default)]
+struct StandIn {
+    of: Range<u64>,
+    columns: Vec<Vec<u8>>,
+}
+
+/// The first good sample after `index` in the topic's order, within [`SUBSTITUTE_REACH`] and around the end of the line: the same
+/// one whatever the ranks and batches are.
+fn substitute(shared: &Shared, index: u64) -> Result<StandIn> {
     let total = shared.dataset.line().total();
     let reach = SUBSTITUTE_REACH.min(total - 1);
     let mut last = Error::corrupt(format!("no good sample to put in a bad one's place: index={index} reach={reach}"));
     let mut step = 1;
     while step <= reach {
         match shared.dataset.read_sample((index + step) % total, &shared.layout)? {
-            Sample::Good(columns) => return Ok(columns),
+            Sample::Good(columns) => return Ok(StandIn { of: index..index + step, columns }),
             Sample::Bad { error, rows } => {
                 last = error;
                 step += rows.max(1);
