@@ -136,6 +136,8 @@ class Bench:
     def calls_of(self, loops: Iterable[Loop], number: int) -> None:
         """Single calls and first batches, after a round."""
         for loop in loops:
+            if loop.name in (*CALLS_OF, *PACED_OF):
+                say(f"round {number + 1} {loop.name}: single calls")
             self.settle(loop)
             of = {"round": number, "contestant": loop.name}
             if loop.name in CALLS_OF:
@@ -186,6 +188,7 @@ class Bench:
         """What a batch costs in heap allocations and system calls: no clock, so once is enough."""
         preload = ("env", f"LD_PRELOAD={self.options.tools / 'allocations.so'}")
         for loop in loops:
+            say(f"counting allocations and system calls of {loop.name}")
             found = self.child("allocations", loop, wrap=preload, least=2)
             if _can_count_calls():
                 found["calls_per_batch"] = self.calls(loop)
