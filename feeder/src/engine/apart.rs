@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::bad::{BadSample, bad_rows, mismatch};
 use super::blocks::BlockSpan;
 use super::evolve::Stored;
-use super::feed::Failure;
+use super::feed::{Failure, Taken};
 use super::layout::SlotLayout;
 use crate::error::{Error, ErrorKind};
 use crate::log::{PIECE_BYTES, column_at, crc32c};
@@ -37,21 +37,21 @@ struct Piece {
     is_good: bool,
 }
 
-/// Reads the rows of `list` into the slab. `slot_of` says where a span's slot begins. What is damaged comes back in `bad`, what
+/// Reads the rows of `list`, which are some of those of `taken`, into the slab. What is damaged comes back in `bad`, what
 /// cannot be read in `failed`.
 pub(super) fn fill(
     list: &[Apart],
-    spans: &[Run],
-    slot_of: &dyn Fn(&Run) -> usize,
+    taken: &Taken,
     (layout, slab): (&SlotLayout, &Region),
     bad: &mut Vec<BadSample>,
     failed: &mut Vec<(Range<u64>, Failure)>,
 ) {
     let mut held: Option<Piece> = None;
     for apart in list {
-        for span in &spans[apart.spans.clone()] {
+        for span in &taken.unit.runs[apart.spans.clone()] {
             let samples = span.index..span.end();
-            match fill_span(apart, span, slot_of(span), (layout, slab), &mut held, bad) {
+            let slot_at = taken.slot_of(span) * layout.slot_bytes;
+            match fill_span(apart, span, slot_at, (layout, slab), &mut held, bad) {
                 Ok(()) => {}
                 // The header of the block: see where rows are checked that had room.
                 Err(error) if error.kind() == ErrorKind::Corrupt => bad_rows(span, samples, &error.report(), bad),
@@ -64,7 +64,7 @@ pub(super) fn fill(
 fn fill_span(
     apart: &Apart,
     span: &Run,
-    slot: usize,
+    slot_at: usize,
     (layout, slab): (&SlotLayout, &Region),
     held: &mut Option<Piece>,
     bad: &mut Vec<BadSample>,
@@ -74,7 +74,7 @@ fn fill_span(
     let buffer = block.block.body + column_at(block.segment.schema(), block.block.rows, stored_at);
     let start = block.row_of(span.index) as usize * row_bytes;
     let end = start + span.count as usize * row_bytes;
-    let to = slot + placed.offset + span.row as usize * placed.row_bytes;
+    let to = slot_at + placed.offset + span.row as usize * placed.row_bytes;
     for number in start / PIECE_BYTES..end.div_ceil(PIECE_BYTES) {
         let from = number * PIECE_BYTES;
         let at = buffer + from as u64;

@@ -304,10 +304,9 @@ impl Assembler {
         let run_bytes = bytes * part.rows / spans.len();
         let short = run_bytes < DIRECT_BYTES && spans.len() > DIRECT_RUNS;
         if !job.check && !short && stored.widen.is_none() {
-            let (slots, first_step) = (&job.taken.slots, job.taken.unit.first_step);
-            reads.push_all(&job.taken.unit.runs[spans], |span| {
-                let slot = slots[(span.step - first_step) as usize] as usize;
-                let at = slot * self.layout.slot_bytes + placed.offset + span.row as usize * bytes;
+            let (taken, slot_bytes) = (&job.taken, self.layout.slot_bytes);
+            reads.push_all(&taken.unit.runs[spans], |span| {
+                let at = taken.slot_of(span) * slot_bytes + placed.offset + span.row as usize * bytes;
                 let offset = buffer + block.row_of(span.index) * bytes as u64;
                 (offset, Part { region: SLAB, at, bytes: (span.count as usize * bytes) as u32 })
             });
@@ -387,10 +386,7 @@ impl Assembler {
             }
         }
         if !job.apart.is_empty() {
-            let Job { taken, apart, failed, .. } = job;
-            let slot_bytes = self.layout.slot_bytes;
-            let slot_of = |span: &Run| taken.slots[(span.step - taken.unit.first_step) as usize] as usize * slot_bytes;
-            apart::fill(apart, &taken.unit.runs, &slot_of, (&self.layout, &self.slab), bad, failed);
+            apart::fill(&job.apart, &job.taken, (&self.layout, &self.slab), bad, &mut job.failed);
         }
         for (span, why) in job.lost.drain(..) {
             bad_rows(&span, span.index..span.end(), &why, bad);
@@ -420,13 +416,12 @@ impl Assembler {
             job.copied_bytes += scatter.bytes() as u64;
             return;
         }
-        let (slots, first_step) = (&job.taken.slots, job.taken.unit.first_step);
         for span in &job.taken.unit.runs[copy.spans.clone()] {
             let bytes = span.count as usize * copy.row_bytes;
             job.copied_bytes += bytes as u64;
             let from = copy.at + (span.index - copy.lo) as usize * copy.row_bytes;
-            let slot = slots[(span.step - first_step) as usize] as usize;
-            let at = slot * self.layout.slot_bytes + placed.offset + span.row as usize * placed.row_bytes;
+            let slot_at = job.taken.slot_of(span) * self.layout.slot_bytes;
+            let at = slot_at + placed.offset + span.row as usize * placed.row_bytes;
             if let Some(widen) = copy.widen {
                 self.widener.turn(widen, &self.scratch, from, bytes, &self.slab, at);
             } else if bytes >= STREAMING_BYTES {
@@ -439,9 +434,9 @@ impl Assembler {
 
     /// Puts the columns of one sample, each as long as a row, into the place of `sample`; zeros if there are none.
     pub(super) fn replace(&self, job: &Job, sample: &BadSample, columns: Option<&[Vec<u8>]>) {
-        let (slot, row) = place_of(job, sample);
+        let slot_at = job.taken.slot_of(&sample.span) * self.layout.slot_bytes;
         for (at, placed) in self.layout.columns.iter().enumerate() {
-            let to = slot as usize * self.layout.slot_bytes + placed.offset + row as usize * placed.row_bytes;
+            let to = slot_at + placed.offset + sample.row() as usize * placed.row_bytes;
             match columns {
                 Some(columns) => self.slab.write(to, &columns[at]),
                 None => self.slab.write(to, &vec![0; placed.row_bytes]),
@@ -454,7 +449,7 @@ impl Assembler {
         for (samples, failure) in job.failed.drain(..) {
             for span in &job.taken.unit.runs {
                 if span.index < samples.end && samples.start < span.end() {
-                    feed.fail(seq_of(&job.taken, span), &failure);
+                    feed.fail(job.taken.seq_of(span), &failure);
                 }
             }
         }
@@ -467,15 +462,4 @@ impl Assembler {
         job.failed.push((0..u64::MAX, Failure::of(error)));
         Self::fail_steps(job, feed);
     }
-}
-
-/// The `seq` of the step that a run belongs to.
-pub(super) fn seq_of(taken: &Taken, run: &Run) -> u64 {
-    taken.first_seq + (run.step - taken.unit.first_step)
-}
-
-/// Slot and row of a bad sample.
-pub(super) fn place_of(job: &Job, sample: &BadSample) -> (u32, u32) {
-    let slot = job.taken.slots[(sample.span.step - job.taken.unit.first_step) as usize];
-    (slot, sample.span.row + (sample.index - sample.span.index) as u32)
 }

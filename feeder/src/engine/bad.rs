@@ -13,6 +13,13 @@ pub(super) struct BadSample {
     pub(super) error: Error,
 }
 
+impl BadSample {
+    /// Its row in the batch.
+    pub(super) fn row(&self) -> u32 {
+        self.span.row + (self.index - self.span.index) as u32
+    }
+}
+
 /// What is told of `bytes` bytes at file offset `at` of a block's column that are not what was written.
 pub(super) fn mismatch(block: &BlockSpan, column: &str, at: u64, bytes: usize) -> Error {
     let (file, block) = (block.segment.path.display(), block.block.base);

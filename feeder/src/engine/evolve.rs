@@ -57,8 +57,7 @@ impl DefaultRows {
     pub(super) fn write(&self, slab: &Region, layout: &SlotLayout, taken: &Taken) {
         let placed = &layout.columns[self.column];
         for span in &taken.unit.runs[self.spans.clone()] {
-            let slot = taken.slots[(span.step - taken.unit.first_step) as usize] as usize;
-            let at = slot * layout.slot_bytes + placed.offset;
+            let at = taken.slot_of(span) * layout.slot_bytes + placed.offset;
             for row in span.row..span.row + span.count {
                 slab.write(at + row as usize * placed.row_bytes, &self.row);
             }

@@ -13,7 +13,7 @@ use cursorstore::{Cursor, PlanKey};
 use slab::{Filled, Filler};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::plan::{Line, Schedule, Share, Unit};
+use crate::plan::{Line, Run, Schedule, Share, Unit};
 
 /// Value of [`Filled::code`] for a step whose rows could not all be read.
 pub(super) const CODE_FAILED: u32 = 1;
@@ -92,12 +92,28 @@ pub(super) struct Taken {
 }
 
 impl Taken {
+    /// The slot that a run of the unit goes to.
+    pub(super) fn slot_of(&self, run: &Run) -> usize {
+        self.slots[self.step_of(run)] as usize
+    }
+
+    /// The `seq` of the step that a run of the unit belongs to.
+    pub(super) fn seq_of(&self, run: &Run) -> u64 {
+        self.first_seq + self.step_of(run) as u64
+    }
+
+    /// The step of a run, counted from the unit's first one.
+    pub(super) fn step_of(&self, run: &Run) -> usize {
+        (run.step - self.unit.first_step) as usize
+    }
+
     /// Counts the rows, which is cheaper here than under the feed's lock.
     pub(super) fn count_rows(&mut self) {
         self.rows.clear();
         self.rows.resize(self.slots.len(), 0);
         for run in &self.unit.runs {
-            self.rows[(run.step - self.unit.first_step) as usize] += run.count;
+            let step = self.step_of(run);
+            self.rows[step] += run.count;
         }
     }
 }

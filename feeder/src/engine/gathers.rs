@@ -8,7 +8,6 @@
 use std::ops::Range;
 
 use super::assemble::Job;
-use crate::plan::Run;
 use crate::reader::Gather;
 
 /// Runs as the plan gives them of more rows than this on average are copied as they are.
@@ -167,13 +166,11 @@ impl Gathers {
         self.widths.iter_mut().for_each(|width| width.parts.clear());
         self.sources.clear();
         self.places.clear();
-        let first_step = job.taken.unit.first_step;
-        let step_of = |span: &Run| (span.step - first_step) as usize;
         self.steps.clear();
         self.steps.resize(job.taken.slots.len(), StepRows { first: NONE, end: 0, table_at: 0 });
         let mut rows = 0;
         for span in self.parts.iter().flat_map(|spans| &job.taken.unit.runs[spans.clone()]) {
-            let step = &mut self.steps[step_of(span)];
+            let step = &mut self.steps[job.taken.step_of(span)];
             (step.first, step.end) = (step.first.min(span.row), step.end.max(span.row + span.count));
             rows += span.count as usize;
         }
@@ -193,7 +190,7 @@ impl Gathers {
             let spans = &job.taken.unit.runs[spans.clone()];
             let lo = spans.first().map_or(0, |span| span.index);
             for span in spans {
-                let step = &self.steps[step_of(span)];
+                let step = &self.steps[job.taken.step_of(span)];
                 let at = step.table_at + (span.row - step.first) as usize;
                 let row = (span.index - lo) as u32;
                 for (source, row) in self.table[at..at + span.count as usize].iter_mut().zip(row..) {
@@ -232,7 +229,7 @@ impl Gathers {
 mod tests {
     use super::super::scatters::CopyOut;
     use super::*;
-    use crate::plan::Unit;
+    use crate::plan::{Run, Unit};
 
     const SLOT_BYTES: usize = 4096;
 

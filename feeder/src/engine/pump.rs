@@ -13,7 +13,7 @@ use std::time::Duration;
 use slab::{FreeWaiter, Level, Slab};
 
 use super::Dataset;
-use super::assemble::{Assembler, JUNK_BYTES, Job, place_of, seq_of};
+use super::assemble::{Assembler, JUNK_BYTES, Job};
 use super::bad::BadSample;
 use super::blocks::BlockSpan;
 use super::budget::keep;
@@ -343,7 +343,7 @@ fn finish(shared: &Shared, assembler: &mut Assembler, job: &mut Job, stand_in: &
     bad.dedup_by_key(|sample| sample.index);
     for sample in bad {
         if let Err(error) = heal(shared, assembler, job, &sample, stand_in) {
-            shared.feed.fail(seq_of(&job.taken, &sample.span), &Failure::of(&error));
+            shared.feed.fail(job.taken.seq_of(&sample.span), &Failure::of(&error));
         }
     }
     Assembler::fail_steps(job, &shared.feed);
@@ -365,9 +365,8 @@ fn heal(shared: &Shared, assembler: &Assembler, job: &Job, sample: &BadSample, s
             false
         }
     };
-    let (_, row) = place_of(job, sample);
-    let incident = Incident { row, index: sample.index, reason: sample.error.report(), masked };
-    shared.feed.note(seq_of(&job.taken, &sample.span), incident);
+    let incident = Incident { row: sample.row(), index: sample.index, reason: sample.error.report(), masked };
+    shared.feed.note(job.taken.seq_of(&sample.span), incident);
     Ok(())
 }
 

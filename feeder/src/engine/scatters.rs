@@ -54,9 +54,9 @@ impl Scatters {
             }
             scatter.reset(bytes);
             for span in spans {
-                let slot = job.taken.slots[(span.step - job.taken.unit.first_step) as usize] as usize;
                 let from = (span.index - copy.lo) as usize * bytes;
-                scatter.push(from, slot * slot_bytes + span.row as usize * bytes, span.count as usize);
+                let into = job.taken.slot_of(span) * slot_bytes + span.row as usize * bytes;
+                scatter.push(from, into, span.count as usize);
             }
             scatter.sort();
             known.clone_from(&copy.spans);

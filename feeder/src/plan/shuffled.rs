@@ -304,11 +304,10 @@ impl Shuffled {
             let (samples, row) = rows.next(span, steps);
             let start = samples.start.max(self.visit.start);
             let end = samples.end.min(range.end);
-            let first = (rows.took - pool.step) << 32 | (row + start.saturating_sub(samples.start));
-            pool.write(&self.order, first, start..end);
+            let first = (rows.took - pool.step) << 32 | row;
+            pool.write(&self.order, first + start.saturating_sub(samples.start), start..end);
             // From here on the lane's samples go to the same rows of steps that are equally far apart, while steps are whole.
             let again = rows.again(span, steps, range.end);
-            let first = (rows.took - pool.step) << 32 | row;
             pool.write_again(&self.order, first, samples, &again);
             last = rows.took + again.turns * again.stride;
             rows.skip(&again);
